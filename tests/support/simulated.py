@@ -31,6 +31,7 @@ class World:
         lookup: for a round, the tokens that can be looked up and the probability that each is kept.
         searching: what it costs to look for them.
         planning: what it costs to plan a round that is not plain from the outset.
+        asking: what it costs to ask for a plan, whatever comes of it.
         learning: what it costs to learn from a round that drafted.
         draft_prefill: what a draft model takes for a new prompt, before its first draft.
         prefill: what the target's prefill of a new prompt costs.
@@ -48,6 +49,7 @@ class World:
     lookup: Callable[[int], tuple[int, float]] = lambda _: (0, 0.0)
     searching: float = 0.0
     planning: float = 0.0
+    asking: float = 0.0
     learning: float = 0.0
     draft_prefill: float = 0.0
     prefill: float = 3.0
@@ -186,7 +188,7 @@ def play(
         ]
         drafting += world.draft_prefill * sum(first)
     planning, learning = (
-        world.planning * (plan.stop is not None),
+        world.planning * (plan.stop is not None) + world.asking,
         world.learning * (max(drafted) > 0),
     )
     seconds = 1 + world.token * len(states) * max(drafted) + drafting + planning

@@ -112,8 +112,8 @@ def verify(
         try:
             usable = row.sound if processed is None else processed.usable(index, row.nodes)
             if row.sound == 0:
-                made = None if pipeline is None else pipeline.not_finite(index)
-                raise made or _not_finite(sequence_id)
+                own = None if pipeline is None else pipeline.not_finite(index)
+                raise own or _not_finite(sequence_id)
             rows.append(row.cut(min(usable, row.sound)))
         except OutriderError as error:
             errors.append(error)

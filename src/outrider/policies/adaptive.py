@@ -143,6 +143,9 @@ class AdaptiveDepth(Policy):
 
     def plan(self, knowledge: Knowledge, states: Sequence[SequenceState]) -> DraftPlan:
         """Plan a round: a depth for each state, and what ends a draft before. Change nothing."""
+        by_others = any(state.replayed is not None or self._alone(state) for state in states)
+        if not by_others and self._stopped(knowledge, len(states)):
+            return self._shape.plan(np.zeros(len(states), dtype=np.int64))
         most, by_model, recorded = self._shape.allowed(states)
         replayed = recorded >= 0
         alone = replayed | [self._alone(state) for state in states]
@@ -222,6 +225,20 @@ class AdaptiveDepth(Policy):
             full=account.slack(each.plain, prefills=True) < seconds[-1, 1:2].sum() - each.plain,
         )
 
+    def _stopped(self, knowledge: Knowledge, rows: int) -> bool:
+        """Whether the least draft of so many rows could lose more than may be lost.
+
+        Such rounds are not planned, since that takes time as well, and are charged nothing: so what
+        was lost is earned back in any case. So is what a probe of the model needs, once it is due:
+        looking tokens up in vain must not put it off for good.
+        """
+        costs = knowledge.of(rows, *self._ratios)
+        c0, c1, c2 = costs.coefficients
+        least = c0 + c1 * rows * (1 + int(self._nodes[1]))
+        if not self._looks_up or (costs.probes.due and knowledge.account.loss > 0):
+            least += c2 * self._has_model
+        return least - costs.plain > knowledge.account.slack(costs.plain)
+
     def _timed(
         self, knowledge: Knowledge, costs: RoundCosts, states: Sequence[SequenceState]
     ) -> int:
@@ -283,11 +300,13 @@ class AdaptiveDepth(Policy):
             drafting = min(drafting, CLIP * max(record.total_s - drafting, usual))
         if not any(record.depth):
             total = costs.plain + drafting if entering else costs.clipped(record.total_s)
-            fair = total - min(drafting, total)
+            stopped = self._stopped(knowledge, len(states))
+            fair = total if stopped else total - min(drafting, total)
             costs = costs if entering else costs.add_plain(fair)
             costs = replace(costs, probes=costs.probes.after_plain())
             if costs.plain_rounds:
-                account = account.add(total + record.between_s, fair, costs.plain)
+                between = 0.0 if stopped else record.between_s
+                account = account.add(total + between, fair, costs.plain)
         elif knowledge.timed:
             # The widest row decides how many columns are verified for each.
             tokens, steps = float(len(states) * (1 + max(record.drafted))), float(record.steps)

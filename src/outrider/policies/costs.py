@@ -22,7 +22,7 @@ PRIOR_WEIGHT = 0.25
 """The prior counts as so many rounds of one token a row, of two, and of one draft step."""
 
 CLIP = 3.0
-"""A round counts as at most so many times what was expected, once one was timed."""
+"""A round counts as at most so many times what was expected, once a plain one was timed."""
 
 _NO_SUMS = (0.0,) * 7
 
@@ -84,9 +84,9 @@ class RoundCosts:
 
     def clipped(self, seconds: float, tokens: float = 0.0, steps: float = 0.0) -> float:
         """Return a round's time, or less if it is out of proportion; no tokens: a plain one."""
-        timed = self.sums[0] if tokens else self.plain_rounds
-        expected = self.seconds(tokens, steps) if tokens else self.plain
-        return min(seconds, CLIP * expected) if timed else seconds
+        if tokens:
+            return min(seconds, CLIP * self.seconds(tokens, steps))
+        return min(seconds, CLIP * self.plain) if self.plain_rounds else seconds
 
     def add_plain(self, seconds: float) -> RoundCosts:
         """Return the costs after a plain round."""
