@@ -77,7 +77,7 @@ def generate_with(
         InvalidConfigError: (the function) a setting, a logits processor, a stopping criterion or an
             input cannot be honoured.
         ModelError: (the function) a model cannot be decoded speculatively: an encoder-decoder.
-        UserCodeError: (the function) a logits processor or stopping criterion raised.
+        UserCodeError: (the function) a logits processor or stopping criterion failed.
     """
     decoders = _Decoders(draft_model, config or SpeculativeConfig(), max_sequences)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import outrider
 from outrider import SpeculativeConfig, SpeculativeDecoder, StatefulProcessor
-from outrider.errors import InvalidConfigError
+from outrider.errors import UserCodeError
 from outrider.sampling import distributions as sampling
 from outrider.sampling.packed import PackedLogitsParams
 from outrider.sampling.pipeline import LogitsPipeline, Path
@@ -309,7 +309,7 @@ def test_a_processor_that_returns_something_else_is_named(
         if wrong == right:
             assert len(decoder.generate([3, 4, 3, 4], params).choices[0].token_ids) == 2
             continue
-        with pytest.raises(InvalidConfigError, match=rf"logits_processors='{re.escape(name)}'"):
+        with pytest.raises(UserCodeError, match=rf"{re.escape(name)}, returned .*; expected logits"):
             decoder.generate([3, 4, 3, 4], params)
 
 
@@ -318,5 +318,5 @@ def test_inside_generate_as_well(models: Any, wrong: tuple[int, ...] | None) -> 
     target, draft = models
     inside = outrider.generate_with(draft, SpeculativeConfig(depth="fixed"))
     asked = padded((4, 9)) | {"max_new_tokens": 2, "pad_token_id": PAD, "custom_generate": inside}
-    with pytest.raises(InvalidConfigError, match="Theirs"):
+    with pytest.raises(UserCodeError, match="Theirs"):
         target.generate(**asked, logits_processor=[Theirs(wrong)])
