@@ -309,7 +309,9 @@ def test_a_processor_that_returns_something_else_is_named(
         if wrong == right:
             assert len(decoder.generate([3, 4, 3, 4], params).choices[0].token_ids) == 2
             continue
-        with pytest.raises(UserCodeError, match=rf"{re.escape(name)}, returned .*; expected logits"):
+        with pytest.raises(
+            UserCodeError, match=rf"{re.escape(name)}, returned .*; expected logits"
+        ):
             decoder.generate([3, 4, 3, 4], params)
 
 
