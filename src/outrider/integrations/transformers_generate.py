@@ -33,7 +33,7 @@ _SETTINGS = (MaxLengthCriteria, EosTokenCriteria)
 """Criteria that parameters cover."""
 
 _PASSED_BY = frozenset(
-    {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    {"attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "logits_to_keep"}
 )
 """What transformers passes to every decoding method."""
 
@@ -245,6 +245,7 @@ def _prompts(
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     past_key_values: Any = None,
+    cache: Any = None,
     **others: Any,
 ) -> list[list[int]]:
     """Return the rows of [B, L] without the padding on their left.
@@ -256,8 +257,9 @@ def _prompts(
     for name, value in others.items():
         if value is not None and name not in _PASSED_BY:
             raise InvalidConfigError(name, type(value).__name__, "None; only token ids are read")
-    if past_key_values is not None and past_key_values.get_seq_length() > 0:
-        raise InvalidConfigError("past_key_values", "a filled cache", "None, or an empty cache")
+    for name, given in (("past_key_values", past_key_values), ("cache", cache)):
+        if given is not None and given.get_seq_length() > 0:
+            raise InvalidConfigError(name, "a filled cache", "None, or an empty cache")
     columns = torch.arange(input_ids.shape[1], device=input_ids.device)
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     real = mask.to(input_ids.device) != 0

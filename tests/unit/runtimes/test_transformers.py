@@ -278,3 +278,35 @@ def test_bad_sizes_are_refused_by_name(field: str, value: int) -> None:
         TransformersModel(random_model("llama"), **{field: value})
     with pytest.raises(InvalidConfigError, match="a transformers model"):
         TransformersModel(torch.nn.Linear(1, 1))
+
+
+class TakesItsCacheAs(tf.LlamaForCausalLM):
+    """A model as those of transformers 5.24, whose argument for a cache has another name."""
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        cache: Any = None,
+        use_cache: Any = None,
+        logits_to_keep: Any = 0,
+    ) -> Any:
+        return super().forward(
+            input_ids,
+            attention_mask,
+            position_ids,
+            cache,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+        )
+
+
+def test_a_cache_is_given_by_the_name_that_a_model_has_for_it() -> None:
+    model = random_model("llama")
+    other = TakesItsCacheAs(model.config).eval().double()
+    other.load_state_dict(model.state_dict())
+    found = check_runtime(
+        lambda: TransformersModel(other, max_sequences=4), TransformersReference(model)
+    )
+    assert all(finding.passed for finding in found)

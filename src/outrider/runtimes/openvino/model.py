@@ -134,7 +134,9 @@ class OpenVinoModel(TransformersModel):
         if device.type != "cpu":
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
         layers = tuple((keys.float(), values.float()) for keys, values in architecture.layers)
-        wide = replace(architecture, layers=layers, dtype=torch.float32)
+        wide = replace(
+            architecture, layers=layers, dtype=torch.float32, cache_name="past_key_values"
+        )
         place = self._folder / key_of(run, self._weights, self._fingerprint)
         known = kept.find(place)
         made = self._compiled(place / GRAPH if known else self._converted(run, wide, place), wide)

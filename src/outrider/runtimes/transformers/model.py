@@ -339,9 +339,9 @@ class TransformersModel(Runtime):
             input_ids=tokens,
             attention_mask=inputs.masks,
             position_ids=inputs.positions,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=keep,
+            **{self._architecture.cache_name: self._cache},
         ).logits
         return logits
 

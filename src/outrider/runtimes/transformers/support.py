@@ -28,6 +28,7 @@ class Architecture:
         eos_token_ids: tokens that end a sequence.
         dtype: of keys and values.
         device: of the model.
+        cache_name: the argument of the model's forward that takes a cache.
     """
 
     layers: tuple[tuple[Tensor, Tensor], ...]
@@ -37,6 +38,7 @@ class Architecture:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
+    cache_name: str = "past_key_values"
 
 
 def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
@@ -51,11 +53,11 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
             other than full or sliding, several devices, or a forward that fails on one token.
     """
     name, config = type(hf_model).__name__, hf_model.config.get_text_config()
-    cache = DynamicCache()
+    cache, argument = DynamicCache(), _cache_name(hf_model)
     ids = torch.zeros(1, 1, dtype=torch.int64, device=hf_model.device)
     try:
         with torch.inference_mode():
-            logits = run(input_ids=ids, past_key_values=cache, use_cache=True).logits
+            logits = run(input_ids=ids, use_cache=True, **{argument: cache}).logits
         layers = tuple((layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in cache.layers)
     except Exception as error:
         raise ModelError(
@@ -71,6 +73,7 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
         eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
         dtype=layers[0][0].dtype,
         device=hf_model.device,
+        cache_name=argument,
     )
 
 
@@ -91,7 +94,7 @@ def refuse_unsupported(hf_model: Any) -> None:
             f"{name} takes no explicit positions (ALiBi adds them to the attention scores by "
             f"column); {remedy}"
         )
-    if "past_key_values" not in accepted or "logits_to_keep" not in accepted:
+    if _cache_name(hf_model) not in accepted or "logits_to_keep" not in accepted:
         raise ModelError(f"{name} does not take a key-value cache from outside; {remedy}")
     if "local" in (getattr(config, "attention_layers", None) or ()):
         raise ModelError(
@@ -104,6 +107,12 @@ def refuse_unsupported(hf_model: Any) -> None:
             f"{name} is spread over {', '.join(sorted(devices))}; load it on a single device"
         )
     _windows(name, config)
+
+
+def _cache_name(hf_model: Any) -> str:
+    """Return the name by which a model takes a cache: transformers 5.24 gave it another one."""
+    accepted = inspect.signature(hf_model.forward).parameters
+    return "cache" if "cache" in accepted else "past_key_values"
 
 
 def _context_length(config: Any) -> int | None:
