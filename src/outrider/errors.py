@@ -17,6 +17,7 @@
     ├── KeyReuseError               one random key was used for two draws
     ├── MissingExtraError           a package that this part needs is not installed
     └── ModelError                  a model cannot be loaded or decoded speculatively, or raised
+        └── CacheFullError          a model's cache has no blocks left for a sequence
 
 Each message says what was given, what was expected, and what to do.
 """
@@ -41,6 +42,7 @@ _EXTRAS = {
     "openvino": "openvino",
     "outrider_demo": "demo",
     "prometheus_client": "server",
+    "psutil": "transformers",
     "safetensors": "transformers",
     "tokenizers": "transformers",
     "transformers": "transformers",
@@ -187,6 +189,10 @@ class ModelError(OutriderError, RuntimeError):
 
     What it raised, if it is none of these errors, is the error's `__cause__`.
     """
+
+
+class CacheFullError(ModelError):
+    """A model's cache has no blocks left for a sequence."""
 
 
 class MissingExtraError(OutriderError, ImportError):

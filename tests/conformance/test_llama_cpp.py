@@ -14,7 +14,7 @@ from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
 from outrider.certify.kits.runtime_case import proposal
 from outrider.certify.runtime import runtime_tier
-from outrider.runtimes.slots import Slot
+from outrider.runtimes.llama_cpp.slots import Slot
 from outrider.types.finding import Finding
 from outrider.types.records import Prefix
 from tests.support.families import CONTEXT, VOCAB

@@ -17,9 +17,12 @@ from outrider.certify.kits.runtime_tests import runtime_tests
 from outrider.certify.runtime import runtime_tier
 from outrider.drafters.base import nothing_drafted
 from outrider.errors import ModelError
-from outrider.runtimes.base import rounding_of
-from outrider.runtimes.slots import Placement, Slot
+from outrider.runtimes.base import Capabilities, rounding_of
+from outrider.runtimes.blocks import BlockPool
+from outrider.runtimes.flat import Computed, DraftedTokens, FlatBatch
+from outrider.runtimes.paged import PagedModel
 from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.runtimes.transformers.block_cache import BlockCache
 from outrider.types import trees
 from outrider.types.finding import Finding
 from outrider.types.records import DraftProposal, Prefix, TargetScores
@@ -177,8 +180,9 @@ class NeverReleases(TransformersModel):
 
 
 class TakesAnyLength(TransformersModel):
-    def _check(self, prefixes: Sequence[Prefix], extra: list[int]) -> None:
-        super()._check(prefixes, [min(0, e) for e in extra])
+    def _allot(self, capabilities: Capabilities, blocks: int, chunk: int) -> None:
+        super()._allot(capabilities, 2 * blocks, chunk)
+        self.longest *= 2
 
 
 class TakesLiveSlots(TransformersModel):
@@ -190,12 +194,14 @@ class TakesLiveSlots(TransformersModel):
 
 
 class BelievesBeforeComputing(TransformersModel):
-    def forward(
-        self, slots: list[int], starts: list[int], tokens: torch.Tensor, *rest: Any
-    ) -> torch.Tensor:
-        for slot, start, row in zip(slots, starts, tokens.numpy(), strict=True):
-            self._table.hold(slot, np.concatenate([self._table.slots[slot].tokens[:start], row]))
-        return super().forward(slots, starts, tokens, *rest)
+    def _extended(self, prefixes: Sequence[Prefix], *rest: Any) -> list[list[int]]:
+        tables = super()._extended(prefixes, *rest)
+        for prefix in prefixes:
+            self._computed[prefix.sequence_id] = Computed(prefix.tokens)
+        return tables
+
+    def _forget(self) -> None:
+        pass
 
 
 class KeepsEverything(TransformersModel):
@@ -207,9 +213,7 @@ class KeepsEverything(TransformersModel):
 
 class ForgetsWhoIsWho(TransformersModel):
     def reset(self) -> None:
-        self._table.slots = tuple(
-            Slot(slot.tokens, None, 0, 7, slot.last_used) for slot in self._table.slots
-        )
+        self._computed.clear()
 
 
 @pytest.mark.parametrize(
@@ -239,68 +243,58 @@ def test_logits_of_another_width_fail_by_name() -> None:
 
 
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns are taken for those of the prefix however they were drafted."""
-    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(slot.length, len(prefix)))
+    """What was computed is taken for the prefix however it was drafted."""
+
+    def careless(computed: Computed, prefix: Any) -> int:
+        held = len(computed.tokens) + len(computed.drafts.row(computed.row)[: computed.count])
+        return min(held, len(prefix))
+
+    monkeypatch.setattr(Computed, "shared", careless)
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[FlatBatch, Any], Any]) -> None:
+    """Change batches, given the row of each of their tokens."""
+    made = PagedModel.flat_batch
+
+    def careless(model: PagedModel, *given: Any) -> FlatBatch:
+        batch = made(model, *given)
+        row = np.repeat(range(len(batch.past)), np.diff(batch.begins))
+        return replace(batch, **change(batch, row))
+
+    monkeypatch.setattr(PagedModel, "flat_batch", careless)
 
 
 def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows stand where the first one does."""
-    from outrider.runtimes.transformers.attention_inputs import AttentionInputMaker, AttentionInputs
+    """All rows of chains stand where the first one does."""
 
-    chain = AttentionInputMaker.chain
+    def change(batch: FlatBatch, row: Any) -> Any:
+        off = torch.from_numpy(batch.past[0] - batch.past[row])
+        return {"positions": batch.positions + off * (batch.ancestors is None)}
 
-    def careless(views: AttentionInputMaker, starts: list[int], length: int) -> AttentionInputs:
-        view = chain(views, starts, length)
-        return AttentionInputs(
-            view.masks, view.positions[:1].expand_as(view.positions), view.columns, view.span
-        )
-
-    monkeypatch.setattr(AttentionInputMaker, "chain", careless)
+    planted(monkeypatch, change)
 
 
 def one_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows columns that were computed before stands one position too far on."""
-    from outrider.runtimes.transformers.attention_inputs import AttentionInputMaker, AttentionInputs
-
-    chain = AttentionInputMaker.chain
-
-    def careless(views: AttentionInputMaker, starts: list[int], length: int) -> AttentionInputs:
-        view = chain(views, starts, length)
-        late = torch.tensor(starts)[:, None] > 0
-        return AttentionInputs(view.masks, view.positions + late, view.columns, view.span)
-
-    monkeypatch.setattr(AttentionInputMaker, "chain", careless)
+    """What follows tokens that were computed before stands one position too far on."""
+    planted(
+        monkeypatch,
+        lambda batch, row: {"positions": batch.positions + torch.from_numpy(batch.past[row] > 0)},
+    )
 
 
 def siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node sees all nodes before it, those that it does not follow included."""
-    from outrider.runtimes.transformers.attention_inputs import AttentionInputMaker, AttentionInputs
 
-    tree = AttentionInputMaker.tree
+    def change(batch: FlatBatch, _: Any) -> Any:
+        seen = batch.ancestors
+        return {"ancestors": None if seen is None else torch.ones_like(seen).tril()}
 
-    def careless(
-        views: AttentionInputMaker, starts: list[int], ancestors: torch.Tensor, queries: int
-    ) -> AttentionInputs:
-        proper = tree(views, starts, ancestors, queries)
-        view = tree(views, starts, torch.ones_like(ancestors).tril(), queries)
-        return AttentionInputs(view.masks, proper.positions, proper.columns, proper.span)
-
-    monkeypatch.setattr(AttentionInputMaker, "tree", careless)
+    planted(monkeypatch, change)
 
 
 def by_column(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node stands at its column, whatever it follows."""
-    from outrider.runtimes.transformers.attention_inputs import AttentionInputMaker, AttentionInputs
-
-    tree = AttentionInputMaker.tree
-
-    def careless(
-        views: AttentionInputMaker, starts: list[int], ancestors: torch.Tensor, queries: int
-    ) -> AttentionInputs:
-        view = tree(views, starts, ancestors, queries)
-        return AttentionInputs(view.masks, view.columns, view.columns, view.span)
-
-    monkeypatch.setattr(AttentionInputMaker, "tree", careless)
+    planted(monkeypatch, lambda batch, _: {"positions": torch.from_numpy(batch.places)})
 
 
 def in_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,33 +307,17 @@ def in_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def uncopied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another slot holds is counted as shared, and not copied."""
-    from outrider.runtimes.transformers.slot_cache import SlotCache
-
-    monkeypatch.setattr(SlotCache, "collect", lambda *_: None)
+    """What stands in a block of another sequence is counted as computed, and not copied."""
+    monkeypatch.setattr(BlockCache, "copy_blocks", lambda *_: None)
 
 
-def unmoved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stood in a slot is taken to stand in the one that takes it, and was not moved there."""
-    from outrider.runtimes.transformers.slot_cache import SlotCache
-
-    collect = SlotCache.collect
+def written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that others use is written."""
     monkeypatch.setattr(
-        SlotCache, "collect", lambda cache, p: collect(cache, replace(p, evicted=None))
+        BlockPool,
+        "_stays",
+        lambda pool, table, start, end: min(len(table.blocks), -(-end // pool.size)),
     )
-
-
-def moved_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is moved to another slot overwrites the columns that are shared from there."""
-    from outrider.runtimes.transformers.slot_cache import SlotCache
-
-    collect = SlotCache.collect
-
-    def careless(cache: SlotCache, placement: Placement) -> None:
-        collect(cache, replace(placement, donor=placement.slot))
-        collect(cache, replace(placement, evicted=None))
-
-    monkeypatch.setattr(SlotCache, "collect", careless)
 
 
 TREES, SHARING = "every node of a tree sees its own path", "sequences may share a prefix"
@@ -349,18 +327,17 @@ TURNOVER = "sequences come and go in any order"
 @pytest.mark.parametrize(
     ("plant", "fails", "holds"),
     [
-        (stale, {REJECTION, RAGGED, "a sequence may be rewritten"}, {"memory is bounded"}),
+        (stale, {REJECTION, "a sequence may be rewritten"}, {"memory is bounded"}),
         (shifted, {RAGGED}, {REJECTION, TREES, "a sequence may be rewritten"}),
         (one_on, {RAGGED, REJECTION, "a sequence may be rewritten"}, {"memory is bounded"}),
         (siblings, {TREES}, {REJECTION, RAGGED, SHARING}),
         (by_column, {TREES}, {REJECTION, RAGGED, SHARING}),
         (in_line, {TREES}, {REJECTION, RAGGED, SHARING}),
-        (uncopied, {SHARING, TURNOVER}, {REJECTION, "a sequence may be rewritten"}),
-        (unmoved, {TURNOVER, SHARING}, {REJECTION}),
-        (moved_first, {TURNOVER, SHARING}, {REJECTION}),
+        (uncopied, {SHARING, TURNOVER}, {REJECTION}),
+        (written_over, {SHARING, TURNOVER}, {REJECTION}),
     ],
 )
-def test_a_fault_in_the_slot_cache_fails_by_name(
+def test_a_fault_in_the_cache_fails_by_name(
     plant: Callable[[pytest.MonkeyPatch], None],
     fails: set[str],
     holds: set[str],
@@ -379,11 +356,12 @@ def test_a_fault_in_the_slot_cache_fails_by_name(
 class ReadsNothing(TransformersModel):
     """Notes tokens as computed that it did not compute."""
 
-    def _prefill(self, prefix: Prefix, slot: int, start: int, end: int) -> None:
+    def _prefill(self, prefix: Prefix, start: int, end: int) -> None:
         if end < len(prefix) - 1:
-            self._table.hold(slot, prefix.tokens[:end])
+            self._extended([prefix], [start], np.zeros(1, dtype=np.int64))
+            self._settle([Prefix(prefix.sequence_id, prefix.tokens[:end])], DraftedTokens())
         else:
-            super()._prefill(prefix, slot, start, end)
+            super()._prefill(prefix, start, end)
 
 
 def test_a_prompt_whose_parts_are_not_computed_is_seen(

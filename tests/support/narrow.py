@@ -9,8 +9,7 @@ from torch import Tensor
 
 from outrider import TransformersModel
 from outrider.runtimes.base import rounding_of
-from outrider.runtimes.transformers.cursor import Run
-from outrider.runtimes.transformers.support import Architecture
+from outrider.runtimes.transformers.support import Architecture, Run
 from outrider.types.records import Prefix
 
 REJECTION = "logits after a rejected draft are those of a fresh forward"
@@ -19,11 +18,13 @@ REJECTION = "logits after a rejected draft are those of a fresh forward"
 class CutsNothing(TransformersModel):
     """Takes what was drafted for what the prefix says there."""
 
-    def _placed(self, prefix: Prefix) -> tuple[int, int]:
-        known = self._table.owner.get(prefix.sequence_id)
-        held = 0 if known is None else self._table.slots[known].length
-        slot, shared = super()._placed(prefix)
-        return slot, max(shared, min(held, len(prefix) - 1))
+    def _admitted(self, prefix: Prefix) -> tuple[int, int]:
+        known = self._computed.get(prefix.sequence_id)
+        start, cached = super()._admitted(prefix)
+        if known is None:
+            return start, cached
+        held = len(known.tokens) + len(known.drafts.row(known.row)[: known.count])
+        return max(start, min(held, len(prefix) - 1)), cached
 
 
 class RoundsWithItsCache(TransformersModel):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..errors import InvalidConfigError
 from ..runtimes.base import Cursor
-from ..runtimes.transformers.early_exit import first_layers, layer_count
+from ..runtimes.transformers.early_exit import layer_count
 from ..runtimes.transformers.model import TransformersModel
 from ..types.records import Prefix
 from .model import ModelDrafter
@@ -41,7 +41,7 @@ class EarlyExitDrafter(ModelDrafter):
             raise InvalidConfigError("target", type(target).__name__, "a TransformersModel")
         super().__init__(target)
         self._target = target
-        self._run = first_layers(target.hf_model, layers)
+        self._run = target.first_layers(layers)
         self.cost_ratio = layers / layer_count(target.hf_model)
 
     def _open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:

@@ -22,9 +22,6 @@ _LOG = logging.getLogger(__name__)
 _KEY = "written"
 """Holds the fingerprint of a conversion's other files, as they were written."""
 
-DERIVED = "derived"
-"""A folder within a conversion for what is made of it later. It is not looked at."""
-
 _LARGE = 2**28
 """Bytes that take a while to hash."""
 
@@ -108,8 +105,7 @@ def _remembered(file: Path) -> str:
 
 def _written(place: Path) -> list[Path]:
     """List the files of a conversion, without its key."""
-    files = (each for each in place.rglob("*") if each.is_file() and each.name != _KEY)
-    return sorted(each for each in files if place / DERIVED not in each.parents)
+    return sorted(each for each in place.rglob("*") if each.is_file() and each.name != _KEY)
 
 
 def _seen(file: Path) -> str:

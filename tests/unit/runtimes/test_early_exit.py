@@ -1,4 +1,4 @@
-"""The target's first layers as its drafter, in the target's own slots."""
+"""The target's first layers as its drafter, in the target's own blocks."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from outrider import (
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
 from outrider.errors import InvalidConfigError, ModelError
+from outrider.runtimes.flat import FlatBatch
 from outrider.runtimes.transformers.early_exit import first_layers, truncated
 from outrider.runtimes.transformers.model import TransformersModel
 from outrider.types.records import Prefix, RoundRecord
@@ -116,13 +117,10 @@ def counted(target: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> list[
     calls: list[tuple[int, int]] = []
     forward = TransformersModel.forward
 
-    def noting(
-        self: Any, slots: Any, starts: Any, tokens: Tensor, *rest: Any, **more: Any
-    ) -> Tensor:
-        run = rest[2] if len(rest) == 3 else None
+    def noting(self: Any, batch: FlatBatch, run: Any = None) -> Tensor:
         depth = 3 if run is None else len(run.model.layers)
-        calls.append((tokens.shape[1], depth))
-        return forward(self, slots, starts, tokens, *rest, **more)
+        calls.append((int((batch.missing + batch.drafted).max()), depth))
+        return forward(self, batch, run)
 
     monkeypatch.setattr(TransformersModel, "forward", noting)
     return calls
@@ -183,14 +181,14 @@ def test_the_target_reads_prompts_in_its_own_time(
 
 
 def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any) -> None:
-    """Fault: the slots take what the first layers computed for the target's own."""
+    """Fault: what the first layers computed is taken for the target's own."""
     reference, target = llama
 
     class Relies(EarlyExitDrafter):
         def _open(self, prefixes: Any, depth: int) -> Any:
             cursor = target.open(prefixes, depth, self._run)
-            target._settle(prefixes, cursor._pending)
-            cursor._held = [target._table.slots[slot] for slot in cursor._batch.slots]
+            target._settle(prefixes, cursor._drafts)
+            cursor._held = [target._computed[prefix.sequence_id] for prefix in prefixes]
             return cursor
 
     drafter = Relies(target, 1)

@@ -82,9 +82,7 @@ def test_a_copy_is_found_where_it_is_whole(
     assert not copy.exists()
 
 
-def test_folders_within_a_conversion_are_kept_and_what_is_made_of_it_is_not_looked_at(
-    tmp_path: Path,
-) -> None:
+def test_folders_within_a_conversion_are_kept(tmp_path: Path) -> None:
     place = tmp_path / "a"
 
     def write(folder: Path) -> None:
@@ -92,8 +90,6 @@ def test_folders_within_a_conversion_are_kept_and_what_is_made_of_it_is_not_look
         (folder / "templates" / "tool.jinja").write_text("{{ tools }}")
 
     assert kept.keep(place, write)
-    (place / kept.DERIVED).mkdir()
-    (place / kept.DERIVED / "model.blob").write_bytes(b"compiled")
     assert kept.find(place)
     (place / "templates" / "tool.jinja").write_text("{{ other }}")
     assert not kept.find(place)

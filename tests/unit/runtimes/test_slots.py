@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.errors import ModelError
-from outrider.runtimes.slots import PendingTokens, Placement, SlotTable
+from outrider.runtimes.llama_cpp.slots import Placement, SlotTable
 from outrider.types.records import Prefix
 
 
-def fed(tokens: list[int]) -> PendingTokens:
-    return PendingTokens().add(torch.tensor([tokens]))
-
-
-def hold(
-    table: SlotTable, name: int, tokens: list[int], after: PendingTokens | None = None
-) -> Placement:
+def hold(table: SlotTable, name: int, tokens: list[int]) -> Placement:
     """Place a sequence, and compute all of it."""
     place = table.place(Prefix(name, tokens))
-    table.hold(place.slot, np.array(tokens), after)
+    table.hold(place.slot, np.array(tokens))
     assert table.contradiction(1000) is None
     return place
 
@@ -43,41 +36,6 @@ def test_rows_of_a_new_batch_lie_side_by_side() -> None:
     assert [hold(table, name, [name]).slot for name in (7, 8, 9)] == [0, 1, 2]
 
 
-def test_live_rows_stay_side_by_side_and_idle_ones_are_moved_away() -> None:
-    table = SlotTable(5, adjacent=True)
-    for name in range(5):
-        hold(table, name, [name, 10, 20])
-    table.release([0, 2, 4])  # 1 and 3 are live, and a gap lies between them
-    place = hold(table, 7, [0, 10, 30])
-    assert place == Placement(2, 2, donor=0, evicted=0)
-    assert place.evicted_tokens.tolist() == [2, 10, 20]
-    table.hold(0, place.evicted_tokens)
-    assert table.owner == {7: 2, 1: 1, 3: 3}
-    assert hold(table, 8, [2, 10, 40]) == Placement(0, 2, donor=0)
-    assert hold(table, 9, [9]) == Placement(4, 0, donor=4)
-
-
-def test_what_is_moved_may_be_the_donor_itself() -> None:
-    table = SlotTable(3, adjacent=True)
-    for name, tokens in enumerate(([0] * 50, [1] * 50, [2] * 50)):
-        hold(table, name, tokens)
-    table.release([0, 2])
-    place = hold(table, 5, [2, 7])  # shares a token with slot 2; slot 0 was used longest ago
-    assert place == Placement(0, 1, donor=2)
-    table.release([1])
-    assert hold(table, 6, [2, 2, 8]) == Placement(1, 2, donor=2)
-
-
-def test_a_spare_slot_holds_nothing_until_it_was_copied() -> None:
-    table = SlotTable(4, adjacent=True)
-    for name in range(4):
-        hold(table, name, [name, 10, 20])
-    table.release([0, 1, 2])
-    place = table.place(Prefix(9, [0, 10, 20, 5]))
-    assert (place.slot, place.donor, place.evicted) == (2, 0, 0)
-    assert [slot.length for slot in table.slots] == [0, 3, 0, 3]
-
-
 def test_a_long_text_is_not_lost_for_its_first_word() -> None:
     table, long = SlotTable(2), list(range(50))
     hold(table, 1, long)
@@ -89,19 +47,11 @@ def test_a_long_text_is_not_lost_for_its_first_word() -> None:
 def test_what_is_placed_is_cut_before_anything_is_computed() -> None:
     """An interrupt between placing and computing must not leave columns that are not there."""
     table = SlotTable(2)
-    hold(table, 1, [1, 2, 3, 4], fed([5, 6]))
+    hold(table, 1, [1, 2, 3, 4])
     table.place(Prefix(1, [1, 2, 9, 9, 9]))
     assert table.slots[0].length == 2
     table.place(Prefix(2, [1, 2, 7]))
     assert (table.slots[1].sequence_id, table.slots[1].length) == (2, 0)
-
-
-def test_drafted_tokens_are_shared_as_far_as_the_prefix_names_them() -> None:
-    table = SlotTable(1)
-    for kept in range(4):
-        hold(table, 1, [1, 2], fed([7, 8, 9]))
-        prefix = [1, 2, *[7, 8, 9][:kept], 4, 4]
-        assert table.place(Prefix(1, prefix)) == Placement(0, 2 + kept, donor=0)
 
 
 @pytest.mark.parametrize("broken", ["twice", "longer"])
@@ -115,7 +65,7 @@ def test_a_table_that_cannot_be_true_says_so_and_forgets(broken: str) -> None:
         said
         == {
             "twice": "sequence 1 has 2 slots",
-            "longer": "a slot of 2 columns holds 3",
+            "longer": "a slot of 2 cells holds 3",
         }[broken]
     )
     table.forget()

@@ -97,20 +97,6 @@ def test_new_weights_are_seen_after_a_reset() -> None:
     torch.testing.assert_close(new, TransformersReference(model).logits((1, 2, 3, 4)))
 
 
-def test_a_table_in_contradiction_is_forgotten_and_computed_anew(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model = random_model("llama")
-    runtime = TransformersModel(model, max_sequences=3)
-    runtime.verify([Prefix(1, [1, 2, 3])], proposal([chain(4, 5)]))
-    table = runtime._table
-    table.slots = (table.slots[0], table.slots[0], table.slots[2])
-    found = runtime.verify([Prefix(1, [1, 2, 3, 4])], proposal([NOTHING])).logits[0, 0]
-    torch.testing.assert_close(found, TransformersReference(model).logits((1, 2, 3, 4)))
-    runtime.check_integrity()
-    assert "sequence 1 has 2 slots" in caplog.text
-
-
 RAGGED = {"rows of different lengths do not disturb each other"}
 
 

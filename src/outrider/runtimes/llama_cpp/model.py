@@ -26,10 +26,10 @@ from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
 from ..base import Capabilities, PrefillProgress, Runtime, rounding_of
 from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
-from ..slots import SlotTable
 from .cursor import GgufCursor
 from .forest import Part, Row, batch_of, parts
 from .library import KV_TYPES, MAX_IDS, Batch, Context, NoRoom, Settings, Weights
+from .slots import SlotTable
 
 with missing("llama-cpp"):
     import llama_cpp

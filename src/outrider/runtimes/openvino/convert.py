@@ -1,186 +1,183 @@
-"""Trace a model of transformers with its cache as inputs, and name and write the result.
+"""Trace a model of transformers for flat batches, and name and write the result.
 
-The graph takes the keys and values of earlier tokens, and gives those of the new ones beside the
-logits. Rows, new tokens and earlier tokens are of any number.
+Each layer's attention becomes a placeholder in the graph, since what takes its place,
+`PagedAttentionExtension`, cannot be written to a file; see `paged`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
 from torch.nn import Module
-from transformers import AttentionInterface, Cache
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
 
 from ...config.sources import Weights
 from ...errors import ModelError, missing
 from .. import kept
-from ..transformers import attention
 from ..transformers.twin import twin
 
 with missing("openvino"):
     import openvino as ov
+    import openvino.opset13 as ops
+    from openvino.frontend.pytorch import inlined_extension
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
 _LOG = logging.getLogger(__name__)
 
-Layers = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values of one token in each layer, [1, heads, 1, width]."""
-
-
 GRAPH = "model.xml"
 """The file of a graph; its weights stand beside it."""
 
-_KIND = 3
+INPUTS = ("input_ids", "position_ids", "kept")
+"""Tokens and their positions, int64 [T], and the tokens whose logits are wanted, int64 [K]."""
+
+_KIND = 4
 """Counts what the graphs have been."""
 
-_SPLIT = "outrider_split"
-"""The name under which transformers knows `_split_attention`."""
+_PAGED = "outrider_paged"
+"""The name under which transformers knows `_Attention`."""
+
+_SITES = "outrider_attention"
+"""What a graph's own information has of its attention."""
 
 
-def _split_attention(
-    module: Module,  # noqa: ARG001 - as transformers calls it
-    query: Tensor,
-    key: tuple[Tensor, Tensor],
-    value: tuple[Tensor, Tensor],
-    attention_mask: Tensor,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Compute masked attention over earlier tokens and new ones, without joining their keys.
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The attention of one layer.
 
-    Joining would copy all that the cache holds, in every layer. Query heads that share a key head
-    become queries of that one head.
-
-    Args:
-        module: unused.
-        query: [B, g * H, q, D].
-        key: [B, H, S, D] of earlier tokens and [B, H, q, D] of the new ones.
-        value: likewise, of width D'.
-        attention_mask: additive, [B, 1, q, S + q].
-        scaling: of the products; None is 1 / sqrt(D).
-
-    Returns:
-        [B, q, g * H, D'], and None for the weights.
-    """
-    batch, heads, length, width = query.shape
-    groups = heads // key[0].shape[1]
-    query = query.reshape(batch, -1, groups * length, width) * (scaling or width**-0.5)
-    scores = torch.cat([query @ each.transpose(2, 3) for each in key], 3)
-    weights = (scores + attention_mask.repeat(1, 1, groups, 1)).softmax(3)
-    old = key[0].shape[2]
-    output = weights[..., :old] @ value[0] + weights[..., old:] @ value[1]
-    return output.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
-
-
-class _Past(Cache):
-    """Keys and values of earlier tokens, and room to note those of new ones.
-
-    Args:
-        past: of each layer keys [B, heads, S, width], then values.
-        split: whether the model's attention is `_split_attention`.
+    Attributes:
+        name: of its placeholder.
+        heads, kv_heads: how many of queries, and of keys and values.
+        key_width, value_width: of one head.
+        scaling: of the products of queries and keys.
+        window: how many of the last tokens a token sees, itself included; 0 for all.
+        sinks: logits that take a part of the weights, one for each head; empty for none.
     """
 
-    def __init__(self, past: Sequence[Tensor], split: bool) -> None:
-        super().__init__(layers=[])
-        self._past = past
-        self._split = split
-        self.new: dict[int, tuple[Tensor, Tensor]] = {}
+    name: str
+    heads: int
+    kv_heads: int
+    key_width: int
+    value_width: int
+    scaling: float
+    window: int
+    sinks: tuple[float, ...]
 
-    def update(
+
+def sites_of(graph: ov.Model) -> list[Site]:
+    """Return the attention of a graph's layers, in order."""
+    found = json.loads(graph.get_rt_info(_SITES).astype(str))
+    return [Site(**{**each, "sinks": tuple(each["sinks"])}) for each in found]
+
+
+class _Attention:
+    """Attention as a model is traced: notes what each layer asks for.
+
+    Attributes:
+        sites: of the layers so far.
+        refused: why it cannot be computed over blocks; empty if it can.
+    """
+
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self.refused = ""
+
+    def __call__(
         self,
-        key_states: Tensor,
-        value_states: Tensor,
-        layer_idx: int,
-        *args: object,
-        **kwargs: object,
-    ) -> tuple[Any, Any]:
-        """Return a layer's keys and values, the new ones [B, heads, q, width] last."""
-        self.new[layer_idx] = key_states, value_states
-        keys = self._past[2 * layer_idx], key_states
-        values = self._past[2 * layer_idx + 1], value_states
-        return (keys, values) if self._split else (torch.cat(keys, 2), torch.cat(values, 2))
+        module: Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """Turn queries [1, heads, T, width], keys and values into [1, T, heads, width]."""
+        if softcap is not None:
+            self.refused = "its attention has soft caps"
+            raise ValueError(self.refused)
+        heads, kv_heads, width = int(query.shape[1]), int(key.shape[1]), int(query.shape[3])
+        site = Site(
+            name=f"attention.{len(self.sites)}",
+            heads=heads,
+            kv_heads=kv_heads,
+            key_width=width,
+            value_width=int(value.shape[3]),
+            scaling=width**-0.5 if scaling is None else float(scaling),
+            window=sliding_window or 0,
+            sinks=() if s_aux is None else tuple(s_aux.detach().float().tolist()),
+        )
+        self.sites.append(site)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero: positions are always given explicitly."""
-        return 0
+        class Placeholder(ov.Op):
+            """Reads queries, keys and values, and has the shape of what is made of them."""
 
-    def __len__(self) -> int:
-        return len(self._past) // 2
+            def __new__(cls, *inputs: Any) -> Any:
+                joined = ops.concat(list(inputs), 1)
+                joined.set_friendly_name(site.name)
+                shape = np.array([1, -1, site.heads, site.value_width])
+                return ops.reshape(joined, ops.constant(shape), False)
+
+        def made(one: Tensor, _: Tensor, __: Tensor) -> Tensor:
+            return one.new_zeros(1, one.shape[0], heads, site.value_width)
+
+        flat = [each.transpose(1, 2).flatten(2)[0] for each in (query, key, value)]
+        return inlined_extension(Placeholder)(made)(*flat), None
 
 
 class _Traced(Module):
-    """A model as the graph is to be: tensors in, tensors out.
+    """A model as the graph is to be: flat tokens in, logits of some of them out."""
 
-    Args:
-        model: a twin of one of transformers, in float32.
-        kinds: the names of the masks that it takes, [None] for a single one.
-    """
-
-    def __init__(self, model: Any, kinds: Sequence[str | None]) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self._model = model
-        self._kinds = kinds
-        self._split = model.config._attn_implementation == attention.NAME
-        if self._split:
-            AttentionInterface.register(_SPLIT, _split_attention)
-            AttentionMaskInterface.register(_SPLIT, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
-            model.set_attn_implementation(_SPLIT)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        kept: Tensor,
-        masks: list[Tensor],
-        past: list[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """Return logits [B, len(kept), V], and each layer's new keys and values."""
-        cache = _Past(past, self._split)
-        named = dict(zip(self._kinds, masks, strict=True))
-        logits = self._model(
-            input_ids=input_ids,
-            attention_mask=named.get(None, named),
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
+    def forward(self, input_ids: Tensor, position_ids: Tensor, kept: Tensor) -> Tensor:
+        """Return logits [K, V]."""
+        logits: Tensor = self._model(
+            input_ids=input_ids[None],
+            position_ids=position_ids[None],
+            use_cache=False,
             logits_to_keep=kept,
         ).logits
-        return logits, *(each for layer in sorted(cache.new) for each in cache.new[layer])
+        return logits[0]
 
 
-def converted(
-    model: Any, layers: Layers, kinds: Sequence[str | None], weights: Weights | None
-) -> ov.Model:
+def converted(model: Any, weights: Weights | None, layers: int) -> ov.Model:
     """Convert a model.
 
     Args:
         model: of transformers, in evaluation mode. A narrow one is traced as it is in float32.
-        layers: what its cache holds.
-        kinds: the names of the masks that it takes.
         weights: to what they are rounded; None leaves them.
+        layers: how many it has.
 
     Raises:
-        ModelError: it cannot be traced.
+        ModelError: it cannot be traced, or attention over blocks cannot compute it.
         MissingExtraError: weights are to be rounded and nncf is not installed.
     """
     _LOG.info("converting %s to OpenVINO, once", type(model).__name__)
     if weights is None:
-        return _convert(model, layers, kinds)
+        return _convert(model, layers)
     with missing("nncf"):
         import nncf
-    graph = _convert(model, layers, kinds)
+    graph = _convert(model, layers)
     _LOG.info("rounding its weights to %s", weights)
     return _rounded(graph, weights, nncf)
 
@@ -190,15 +187,11 @@ def write(graph: ov.Model, place: Path) -> None:
     ov.save_model(graph, place / GRAPH, compress_to_fp16=False)
 
 
-def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Model:
-    rows, new, old = 2, 3, 5
-    inputs = (
-        torch.zeros(rows, new, dtype=torch.int64),
-        torch.arange(new).repeat(rows, 1),
-        torch.arange(new),
-        [torch.zeros(rows, 1, new, old + new) for _ in kinds],
-        [each.repeat(rows, 1, old, 1).float() for layer in layers for each in layer],
-    )
+def _convert(model: Any, layers: int) -> ov.Model:
+    example = torch.arange(6) % 3, torch.arange(6), torch.arange(6)
+    attention = _Attention()
+    AttentionInterface.register(_PAGED, attention)
+    AttentionMaskInterface.register(_PAGED, lambda *_, **__: None)
     try:
         # Tracing warns of each value that it takes for a constant; the kit checks what comes of it.
         with (
@@ -206,19 +199,29 @@ def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Mode
             warnings.catch_warnings(action="ignore"),
             _quiet("transformers"),
         ):
-            wide = model if model.dtype == torch.float32 else Module.float(deepcopy(model))
+            wide = twin(model if model.dtype == torch.float32 else Module.float(deepcopy(model)))
+            wide.set_attn_implementation(_PAGED)
             # Not traced a second time to compare: `_compare` does that on the result.
             decoder = TorchScriptPythonDecoder(
-                _Traced(twin(wide), kinds),
-                example_input=inputs,
-                trace_kwargs={"check_trace": False},
+                _Traced(wide), example_input=example, trace_kwargs={"check_trace": False}
             )
-            return ov.convert_model(decoder, example_input=inputs)
+            graph = ov.convert_model(decoder, example_input=example)
+        if len(attention.sites) != layers:
+            attention.refused = f"{len(attention.sites)} of its {layers} layers call for attention"
+            raise ValueError(attention.refused)
     except Exception as error:
+        # What tracing raises need not say why.
+        why = attention.refused or f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise ModelError(
-            f"{type(model).__name__} cannot be converted to OpenVINO "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); use TransformersModel"
+            f"{type(model).__name__} cannot be converted to OpenVINO ({why}); use TransformersModel"
         ) from error
+    for name, port in zip(INPUTS, graph.inputs, strict=True):
+        port.get_tensor().set_names({name})
+        port.get_node().set_friendly_name(name)
+        port.get_node().set_partial_shape(ov.PartialShape([-1]))
+    graph.validate_nodes_and_infer_types()
+    graph.set_rt_info(json.dumps([asdict(site) for site in attention.sites]), _SITES)
+    return graph
 
 
 def _rounded(graph: ov.Model, weights: Weights, nncf: Any) -> ov.Model:

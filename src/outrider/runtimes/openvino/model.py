@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ...config.sources import Weights
 from ...config.validation import choice
 from ...errors import ModelError, OutriderError, missing
+from ...types.records import Distributions, DraftProposal, Prefix
 from .. import kept
 from ..base import rounding_of, tolerated
-from ..transformers.cursor import Run
+from ..blocks import BlockCopy
+from ..flat import FlatBatch
+from ..transformers.early_exit import truncated
 from ..transformers.model import TransformersModel
-from ..transformers.support import Architecture
-from .compiled import CompiledRun, Precision, compile_graph
+from ..transformers.support import Architecture, Run
+from ..transformers.twin import twin
 from .convert import GRAPH, converted, key_of, write
+from .paged import PagedGraph, PagedRun, Precision
+from .paths import by_paths
 
 with missing("openvino"):
     import openvino as ov
@@ -30,6 +37,9 @@ What another order of sums moved across the middle of a step, if only by a last 
 whole step apart; so it is added to the eps of the type that was rounded, and does not cover it.
 """
 
+_UNCACHED = -2
+"""The sequence id of the first of texts that are computed by themselves."""
+
 _ALIKE = 1e-3
 """By how much logits may differ from the model's own, beside the largest: sums differ in order."""
 
@@ -37,13 +47,13 @@ _ALIKE = 1e-3
 class OpenVinoModel(TransformersModel):
     """A causal language model of transformers that runs on OpenVINO, on the CPU.
 
-    Its contract, its slot cache and its limits are those of `TransformersModel`. The model is
-    traced once; what comes of it is kept in a folder and read the next time. It computes with the
-    weights that the model had then, whatever becomes of the model.
+    Its contract and its limits are those of `TransformersModel`. Attention is OpenVINO's own, over
+    blocks. The model is traced once; what comes of it is kept in a folder and read the next time.
+    It computes with the weights that the model had then, whatever becomes of the model.
 
     Args:
         hf_model: a decoder-only `PreTrainedModel` on the CPU.
-        max_sequences, max_length, prefill_chunk: as for `TransformersModel`.
+        max_sequences, max_length, prefill_chunk, kv_cache_memory: as for `TransformersModel`.
         precision: in which products are computed; None is "bfloat16" for a model of that type with
             its own weights, where the processor has it, and "float32" for all others.
         weights: "int8" or "int4" rounds the weights of linear layers and embeddings, by nncf: less
@@ -59,7 +69,8 @@ class OpenVinoModel(TransformersModel):
         MissingExtraError: openvino is not installed, or nncf for `weights`.
     """
 
-    run: CompiledRun
+    _new: tuple[ov.Model, Path] | None = None
+    """A graph that is not kept yet, and the folder for it."""
 
     def __init__(
         self,
@@ -68,6 +79,7 @@ class OpenVinoModel(TransformersModel):
         max_sequences: int = 8,
         max_length: int | None = None,
         prefill_chunk: int = 512,
+        kv_cache_memory: int | None = None,
         precision: Precision | None = None,
         weights: Weights | None = None,
         cache_dir: str | Path | None = None,
@@ -87,7 +99,10 @@ class OpenVinoModel(TransformersModel):
                 max_sequences=max_sequences,
                 max_length=max_length,
                 prefill_chunk=prefill_chunk,
+                kv_cache_memory=kv_cache_memory,
             )
+            if self._weights is None and (self._new is not None or fingerprint is None):
+                self._compare()
         except OutriderError:
             raise
         except RuntimeError as error:
@@ -96,12 +111,16 @@ class OpenVinoModel(TransformersModel):
                 f"{type(hf_model).__name__} was converted to OpenVINO, and does not run there for "
                 f"every shape of input ({first}); use TransformersModel"
             ) from error
+        if self._new is not None:
+            graph, place = self._new
+            kept.keep(place, partial(write, graph))
+            self._new = None
 
     @property
     def precision(self) -> str:
         """The type of products, and of the weights if they were rounded."""
         rounded = f", {self._weights} weights" if self._weights else ""
-        return f"{self.run.precision}{rounded}"
+        return f"{self._graph.precision}{rounded}"
 
     @property
     def name(self) -> str:
@@ -114,65 +133,80 @@ class OpenVinoModel(TransformersModel):
 
         Where weights are rounded, OpenVINO may round what they are multiplied with to 8 bits.
         """
-        narrow = _EIGHT_BITS if self._weights and self.run.quantises else 0.0
-        return rounding_of(torch.finfo(getattr(torch, self.run.precision)).eps + narrow)
-
-    def fresh(self, max_sequences: int) -> Self:
-        """Make a runtime over the same graph with `max_sequences` empty slots of its own."""
-        other = super().fresh(max_sequences)
-        other.run = self.run.another()
-        return other
+        narrow = _EIGHT_BITS if self._weights and self._graph.quantises else 0.0
+        return rounding_of(torch.finfo(getattr(torch, self._graph.precision)).eps + narrow)
 
     def reset(self) -> None:
         """Forget all that was computed; the weights stay those that were converted."""
         with self.lock:
             self._forget()
 
-    def _prepared(self, run: Run, architecture: Architecture) -> tuple[CompiledRun, Architecture]:
+    def forward(self, batch: FlatBatch, run: Any = None) -> Tensor:
+        """Compute a batch as it is; see `PagedModel`."""
+        calls, window = run or self._calls, self._graph.window
+        ends = batch.past + batch.missing + batch.drafted
+        if batch.ancestors is not None and window and ends.max() > window:
+            return by_paths(self, batch, calls)
+        return calls(batch)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy the first tokens of blocks; see `PagedModel`."""
+        self._calls.copy_blocks(copies)
+
+    def clear_blocks(self, blocks: Sequence[int], kept: int = 0) -> None:
+        """Zero blocks; see `PagedModel`."""
+        self._calls.clear(blocks, kept)
+
+    def uncached(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Compute logits [B, n, V] after each token of B new texts."""
+        ids = torch.tensor(rows)
+        count = np.full(len(rows), ids.shape[1] - 1)
+        proposal = DraftProposal(ids[:, 1:], count, Distributions(point_masses=ids[:, 1:]))
+        prefixes = [Prefix(_UNCACHED - row, each[:1]) for row, each in enumerate(rows)]
+        logits = self.verify(prefixes, proposal).logits
+        self.release([prefix.sequence_id for prefix in prefixes], discard=True)
+        return logits
+
+    def first_layers(self, layers: int) -> PagedRun:
+        """Make the first layers and the head a graph of their own, over the same blocks."""
+        graph = converted(truncated(twin(self.hf_model), layers), self._weights, layers)
+        return self._calls.beside(PagedGraph(graph, self._graph.precision))
+
+    def _block_bytes(self) -> int:
+        return self._graph.block_bytes
+
+    def _make_cache(self, blocks: int) -> None:
+        self._calls = PagedRun(self._graph, blocks)
+
+    def _prepared(self, run: Run, architecture: Architecture) -> tuple[Run, Architecture]:
         """Convert the model, and compile it for this machine."""
         device = architecture.device
         if device.type != "cpu":
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
-        layers = tuple((keys.float(), values.float()) for keys, values in architecture.layers)
-        wide = replace(
-            architecture, layers=layers, dtype=torch.float32, cache_name="past_key_values"
-        )
         place = self._folder / key_of(run, self._weights, self._fingerprint)
         known = kept.find(place)
-        made = self._compiled(place / GRAPH if known else self._converted(run, wide, place), wide)
-        if known and self._fingerprint is None:
-            self._compare(made, run)
-        made(input_ids=torch.zeros(1, 1, dtype=torch.int64))  # A graph's first forward sets it up.
-        return made, wide
-
-    def _converted(self, run: Run, of: Architecture, place: Path) -> ov.Model | Path:
-        """Convert the model, and return the file if it can be kept; only what was compared is."""
-        kinds = [kind for kind, _ in of.windows]
-        graph = converted(run, of.layers, kinds, self._weights)
-        self._compare(self._compiled(graph, of), run)
-        return place / GRAPH if kept.keep(place, partial(write, graph)) else graph
-
-    def _compiled(self, source: ov.Model | Path, of: Architecture) -> CompiledRun:
-        """Compile a graph or its file for this machine."""
+        layers, weights = len(architecture.layers), self._weights
+        graph = ov.Core().read_model(place / GRAPH) if known else converted(run, weights, layers)
         # Beside rounded weights bfloat16 rounds more, and takes as long.
         narrow = self.hf_model.dtype == torch.bfloat16 and self._weights is None
         usual: Precision = "bfloat16" if narrow else "float32"
-        graph = compile_graph(source, self._precision or usual)
-        return CompiledRun(graph, tuple(kind for kind, _ in of.windows), of.layers)
+        self._graph = PagedGraph(graph, self._precision or usual)
+        if not known:
+            self._new = graph, place
+        return run, architecture
 
     @torch.inference_mode()
-    def _compare(self, made: CompiledRun, run: Run) -> None:
+    def _compare(self) -> None:
         """Raise ModelError if a conversion computes otherwise than its model, for its hooks say.
 
-        One whose weights are rounded is another target, and is not compared.
+        One whose weights are rounded is another target, and is not compared. The text is longer
+        than a short window, so that it is seen whether that is heeded.
         """
-        if self._weights is not None:
-            return
-        ids = torch.arange(1, 7)[None] * 7 % self.hf_model.config.get_text_config().vocab_size
-        expected = run(input_ids=ids, use_cache=False).logits.double()
-        found = made(input_ids=ids).logits.double()
+        ids = [place * 7 % self.vocab_size for place in range(1, min(40, self.longest))]
+        expected = self.run(input_ids=torch.tensor([ids]), use_cache=False).logits.double()
+        found = self.uncached([ids]).double()
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
-        types = self.hf_model.dtype, getattr(torch, made.precision)
+        types = self.hf_model.dtype, getattr(torch, self._graph.precision)
         eps = max(torch.finfo(each).eps for each in types)
         allowed = max(_ALIKE, tolerated(rounding_of(eps)))
         if not error <= allowed:

@@ -1,52 +1,37 @@
-"""Any decoder-only model of transformers, as a target or as a drafter, over a slot cache.
-
-Every call names whole prefixes. The runtime finds each sequence's slot, keeps the columns that the
-prefix shares with it, and computes the rest in one forward for all rows: rows of different lengths
-sit in one batch without padding on the left, and a rejected draft costs nothing to undo.
-"""
+"""Any decoder-only model of transformers, as a target or as a drafter, over a pool of blocks."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
-from itertools import pairwise
-from threading import RLock
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ...config.validation import integer
 from ...errors import InvalidConfigError
-from ...types import trees
-from ...types.records import DraftProposal, Prefix, TargetScores
-from ...types.transfer import sent
-from ..base import Capabilities, PrefillProgress, Runtime, rounding_of
-from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
-from ..slots import PendingTokens, Slot, SlotTable
-from .attention_inputs import AttentionInputMaker, AttentionInputs, prefix_tree_mask
-from .cursor import Run, SlotBatch, SlotCursor
+from ..base import Capabilities, rounding_of
+from ..blocks import SIZE, BlockCopy
+from ..flat import FlatBatch
+from ..lengths import checked_length
+from ..memory import affordable
+from ..paged import PagedModel
+from .block_cache import BlockCache, Grid
+from .early_exit import first_layers
 from .rollback import check_rollback
-from .slot_cache import SlotCache
-from .support import Architecture, inspect_architecture, refuse_unsupported
+from .support import Architecture, Run, inspect_architecture, refuse_unsupported
 from .twin import twin
-
-_LOG = logging.getLogger(__name__)
 
 _PRODUCTS = {"tf32": 2.0**-10, "bf16": 2.0**-7}
 """Eps of the types in which torch may multiply float32."""
 
-_FEW = 4
-"""Rows that miss more tokens are prefilled before first layers draft: these compute the rest.
-"""
 
-
-class TransformersModel(Runtime):
-    """A causal language model of transformers with a slot cache: a target, or a drafter's model.
+class TransformersModel(PagedModel):
+    """A causal language model of transformers over a pool of blocks: a target, or a drafter.
 
     The model is left as it is: forwards run on a twin that shares its parameters, in evaluation
     mode, with an attention that gives the results of "sdpa" and does not copy grouped key heads, or
@@ -63,9 +48,11 @@ class TransformersModel(Runtime):
 
     Args:
         hf_model: a decoder-only `PreTrainedModel`, on any one device, in any floating dtype.
-        max_sequences: how many sequences may be live at once: the slots of the cache.
+        max_sequences: how many sequences may be live at once.
         max_length: the longest prefix, drafts included; None takes the model's context.
         prefill_chunk: the most prompt tokens computed in one forward.
+        kv_cache_memory: bytes for keys and values at most; None for what `max_sequences` of the
+            longest texts take, or half of what is free.
 
     Raises:
         ModelError: the architecture cannot be decoded speculatively; the message says why.
@@ -79,34 +66,39 @@ class TransformersModel(Runtime):
         max_sequences: int = 8,
         max_length: int | None = None,
         prefill_chunk: int = 512,
+        kv_cache_memory: int | None = None,
     ) -> None:
         max_sequences = integer("max_sequences", max_sequences, 1)
-        self._chunk = integer("prefill_chunk", prefill_chunk, 1)
+        self._prefill_chunk = integer("prefill_chunk", prefill_chunk, 1)
+        self._memory = kv_cache_memory and integer("kv_cache_memory", kv_cache_memory, 1)
         self.hf_model = _uncompiled(hf_model)
         self._given = hf_model
         refuse_unsupported(self.hf_model)
         eager = self._eager()
         self.run, architecture = self._prepared(eager, inspect_architecture(self.hf_model, eager))
         self._architecture = architecture
-        longest = checked_length(max_length, architecture.context_length)
-        self.attention = AttentionInputMaker(architecture, longest)
-        self._allot(max_sequences)
+        self._longest = checked_length(max_length, architecture.context_length)
+        self._make_pool(max_sequences)
         check_rollback(self)
 
-    def _allot(self, max_sequences: int) -> None:
-        """Make slots, all of them empty."""
-        of = self._architecture
-        self._capabilities = Capabilities(
-            of.vocab_size, of.device, max_sequences, self.attention.max_length, of.eos_token_ids
+    def _make_pool(self, max_sequences: int) -> None:
+        """Make a pool of blocks, all of them free."""
+        of, longest = self._architecture, self._longest
+        capabilities = Capabilities(
+            of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
-        self._table = SlotTable(max_sequences, adjacent=True)
-        self._cache = SlotCache(of.layers, max_sequences)
-        self.lock = RLock()
+        most = max_sequences * (longest // SIZE + 2)
+        blocks = affordable(self._block_bytes(), most, self._memory, of.device)
+        self._allot(capabilities, blocks, self._prefill_chunk)
+        self._make_cache(blocks)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this runtime can do."""
-        return self._capabilities
+    def _block_bytes(self) -> int:
+        """Bytes of one block in all layers."""
+        return SIZE * sum(part.nbytes for layer in self._architecture.layers for part in layer)
+
+    def _make_cache(self, blocks: int) -> None:
+        """Make blocks of keys and values."""
+        self._cache = BlockCache(self._architecture.layers, blocks)
 
     @property
     def name(self) -> str:
@@ -134,30 +126,10 @@ class TransformersModel(Runtime):
         """More on a CPU than elsewhere; see `Runtime.token_ratio`."""
         return 0.1 if self.device.type == "cpu" else super().token_ratio
 
-    @property
-    def live_sequences(self) -> frozenset[int]:
-        """The sequences that hold a slot."""
-        return frozenset(self._table.owner)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError if what is known of the slots contradicts itself."""
-        wrong = self._table.contradiction(self._cache.capacity)
-        assert wrong is None, wrong
-
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
-        """Free the slots of sequences that will not be asked about again.
-
-        With `discard`, what their slots hold is wiped, so that no other sequence shares it.
-        """
-        with self.lock:
-            freed = self._table.release(sequence_ids, discard=discard)
-            if discard:
-                self._cache.clear(freed)
-
     def fresh(self, max_sequences: int) -> Self:
-        """Make a runtime over the same weights with `max_sequences` empty slots of its own."""
+        """Make a runtime over the same weights with a pool of blocks of its own."""
         other = copy(self)
-        other._allot(integer("max_sequences", max_sequences, 1))
+        other._make_pool(integer("max_sequences", max_sequences, 1))
         return other
 
     def reset(self) -> None:
@@ -167,187 +139,46 @@ class TransformersModel(Runtime):
             self.run = self._eager()
 
     def _forget(self) -> None:
-        self._table.forget()
-        self._cache.clear(range(len(self._table.slots)))
+        super()._forget()
+        self.clear_blocks(range(self.pool.count))
 
-    @torch.inference_mode()
-    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
-        """Compute logits [B, N + 1, V] after each prefix and each of its drafted tokens.
-
-        One forward computes them all. What the next prefix names of a chain is kept; of a tree,
-        what stands where a chain's tokens would. For the errors see `Runtime.verify`.
-        """
-        parents, lengths, keep = proposal.parents, proposal.lengths, proposal.width + 1
-        ancestors = None if parents is None else trees.ancestor_mask(parents)
-        longest = lengths if ancestors is None else trees.longest_paths(ancestors, lengths)
-        with self.lock:
-            batch = self._enter(prefixes, longest.tolist(), PREFILLED_ALONE)
-            tokens = torch.cat([batch.tokens, batch.sorted(proposal.tokens)], 1)
-            if ancestors is None:
-                inputs = self.attention.chain(batch.starts, tokens.shape[1])
-            else:
-                rows = ancestors if batch.order is None else ancestors[batch.order]
-                own = sent(prefix_tree_mask(rows, batch.tokens.shape[1]), self.device)
-                inputs = self.attention.tree(batch.starts, own, tokens.shape[1])
-            logits = self.forward(batch.slots, batch.starts, tokens, inputs, keep)
-            # Of trees, the leading nodes that follow one another in every row stand in their place.
-            placed = (proposal.structure == np.arange(proposal.width)).all(0)
-            chain_width = int(np.logical_and.accumulate(placed).sum())
-            self._settle(prefixes, PendingTokens().add(proposal.tokens[:, :chain_width]))
-            logits = batch.unsorted(logits)
-            for row in logits[..., 0].isnan().any(1).nonzero().flatten().tolist():
-                missing = batch.tokens.shape[1]
-                logits[row] = self._node_by_node(prefixes[row], proposal, row, missing, logits[row])
-        return TargetScores(logits, batch.cached)
-
-    def _node_by_node(
-        self, prefix: Prefix, proposal: DraftProposal, row: int, missing: int, logits: Tensor
-    ) -> Tensor:
-        """Compute a row again whose logits have NaN, each node without what does not lead to it.
-
-        A draft of which the model makes NaN or infinite keys and values spoils the logits of nodes
-        that do not see it, and all columns of the forward: zero times NaN is NaN.
-
-        Args:
-            prefix: of the row.
-            proposal: of all rows.
-            row: its index.
-            missing: how many of the prefix's last tokens the forward computed.
-            logits: of the row, [N + 1, V].
-
-        Returns:
-            Its logits: NaN after such drafts alone. The slot holds nothing of the drafts.
-        """
-        slot, start = self._table.owner[prefix.sequence_id], len(prefix) - missing
-        known, drafted = prefix.tokens[start:], proposal.tokens[row].cpu().numpy()
-        parents, found = proposal.structure[row].tolist(), torch.full_like(logits, torch.nan)
-        for node in (*range(int(proposal.lengths[row]) + 1), 0):  # Last, what stays in the slot.
-            if node and found[parents[node - 1], 0].isnan():
-                continue
-            path = [step - 1 for step in trees.path(parents, node)]
-            tokens = torch.from_numpy(np.append(known, drafted[path]))[None].to(self.device)
-            self._cache.clear([slot], start)
-            inputs = self.attention.chain([start], tokens.shape[1])
-            found[node] = self.forward([slot], [start], tokens, inputs, 1)[0, 0]
-        self._table.hold(slot, prefix.tokens)
-        return found
-
-    @torch.inference_mode()
-    def open(self, prefixes: Sequence[Prefix], depth: int, run: Run | None = None) -> SlotCursor:
-        """Open a cursor at the end of the prefixes; see `Runtime.open`.
-
-        Args:
-            prefixes: of the rows.
-            depth: of the drafts.
-            run: computes the forwards in place of the model: its own first layers. What they
-                compute is not relied on.
-        """
-        with self.lock:
-            batch = self._enter(prefixes, [0] * len(prefixes), PREFILLED_ALONE)
-            inputs = self.attention.chain(batch.starts, batch.tokens.shape[1])
-            logits = self.forward(batch.slots, batch.starts, batch.tokens, inputs, 1, run)[:, 0]
-            pending = PendingTokens()
-            if run is None:
-                self._settle(prefixes, pending)
-            held = [self._table.slots[slot] for slot in batch.slots]
-        return SlotCursor(self, run, batch, held, pending, logits)
-
-    @torch.inference_mode()
-    def prefill_prompts(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
-        """Compute all but the last few tokens of each prefix; for the errors see `Runtime.open`.
-
-        Returns:
-            The number of tokens that were found computed of each new one.
-        """
-        with self.lock:
-            return self._enter(prefixes, [0] * len(prefixes), _FEW).cached
-
-    def computed(self, prefix: Prefix) -> int:
-        """Return what a new sequence would find; see `Runtime.computed`."""
-        with self.lock:
-            return self._table.computed(prefix)
-
-    @torch.inference_mode()
-    def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
-        """Compute at most so many tokens of a prefix; see `Runtime.prefill`."""
-        with self.lock:
-            self._check([prefix], [0])
-            known = self._table.index_of(prefix.sequence_id) is not None
-            slot, shared = self._placed(prefix)
-            stop = min(len(prefix) - 1, shared + most)
-            self._prefill(prefix, slot, shared, stop)
-        return PrefillProgress(len(prefix) - 1 - stop, 0 if known else shared)
-
-    def _placed(self, prefix: Prefix) -> tuple[int, int]:
-        """Find or make room for a prefix; return its slot, and how many tokens that holds of it."""
-        placement = self._table.place(prefix)
-        self._cache.collect(placement)
-        if placement.evicted is not None:
-            self._table.hold(placement.evicted, placement.evicted_tokens)
-        self._table.hold(placement.slot, prefix.tokens[: placement.shared])
-        return placement.slot, placement.shared
-
-    def _enter(self, prefixes: Sequence[Prefix], extra: list[int], together: int) -> SlotBatch:
-        """Find or make room for each prefix, and prefill rows that miss much, one by one.
-
-        What then remains is the same number m of last tokens for every row. A row that misses fewer
-        than m computes some again, which costs less than padding and changes nothing.
-
-        Args:
-            prefixes: of the rows.
-            extra: how many drafts follow each in a row.
-            together: rows that miss more tokens than this are prefilled.
-        """
-        self._check(prefixes, extra)
-        if len(prefixes) == 1 and together == PREFILLED_ALONE:
-            together = self._chunk
-        most = min(together, self._chunk, *map(len, prefixes))
-        slots, behind, cached = [], [], []
-        for prefix in prefixes:
-            known = self._table.index_of(prefix.sequence_id) is not None
-            slot, shared = self._placed(prefix)
-            cached.append(0 if known else shared)
-            if len(prefix) - shared > most:
-                # At once, so that the next rows may share it.
-                self._prefill(prefix, slot, shared, len(prefix) - 1)
-                shared = len(prefix) - 1
-            slots.append(slot)
-            behind.append(len(prefix) - shared)
-        order = None
-        if any(a > b for a, b in pairwise(slots)):
-            order = sorted(range(len(slots)), key=slots.__getitem__)
-            prefixes = [prefixes[row] for row in order]
-            slots = [slots[row] for row in order]
-        missing = max(behind)
-        tokens = torch.from_numpy(np.array([prefix.tokens[-missing:] for prefix in prefixes]))
-        starts = [len(prefix) - missing for prefix in prefixes]
-        return SlotBatch(slots, starts, sent(tokens, self.device), order, tuple(cached))
-
-    def forward(
-        self,
-        slots: list[int],
-        starts: list[int],
-        tokens: Tensor,
-        inputs: AttentionInputs,
-        keep: int,
-        run: Run | None = None,
-    ) -> Tensor:
-        """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
-        self._cache.reserve(inputs.span)
-        self._cache.set_batch(slots, starts, inputs)
+    def forward(self, batch: FlatBatch, run: Any = None) -> Tensor:
+        """Compute a batch as rows of equal length; see `PagedModel`."""
+        grid = Grid.of(batch)
+        self._cache.set_batch(grid)
+        keep = grid.tokens.shape[1] - int(batch.missing.max()) + 1 - batch.first
         logits: Tensor = (run or self.run)(
-            input_ids=tokens,
-            attention_mask=inputs.masks,
-            position_ids=inputs.positions,
+            input_ids=grid.tokens,
+            attention_mask=grid.masks(self._architecture.windows, self._architecture.dtype),
+            position_ids=grid.positions,
             use_cache=True,
             logits_to_keep=keep,
             **{self._architecture.cache_name: self._cache},
         ).logits
+        return pad(logits, (0, 0, 0, batch.width + 1 - batch.first - keep))
+
+    def uncached(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Compute logits [B, n, V] after each token of B texts, without a cache."""
+        ids = torch.tensor(rows, device=self.device)
+        logits: Tensor = self.run(input_ids=ids, use_cache=False).logits
         return logits
 
-    def holds(self, slots: Sequence[int], held: Sequence[Slot]) -> bool:
-        """Whether the table knows of these slots what it knew."""
-        return all(self._table.slots[i] is slot for i, slot in zip(slots, held, strict=True))
+    def first_layers(self, layers: int) -> Any:
+        """Make what computes the first layers and the head, for `open`.
+
+        Raises:
+            InvalidConfigError: there are not more layers than that.
+            ModelError: the layers are not found, or do not run without those after them.
+        """
+        return first_layers(self.hf_model, layers)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy the first tokens of blocks; see `PagedModel`."""
+        self._cache.copy_blocks(copies)
+
+    def clear_blocks(self, blocks: Sequence[int], kept: int = 0) -> None:
+        """Zero blocks; see `PagedModel`."""
+        self._cache.clear(blocks, kept)
 
     def _prepared(self, run: Run, architecture: Architecture) -> tuple[Run, Architecture]:
         """Return what computes forwards, and its shape; a subclass may compile the model."""
@@ -357,29 +188,6 @@ class TransformersModel(Runtime):
         """The model's twin, or the model as its user compiled it."""
         compiled: Run = self._given
         return compiled if compiled is not self.hf_model else twin(self.hf_model)
-
-    def _check(self, prefixes: Sequence[Prefix], extra: list[int]) -> None:
-        """Refuse prefixes that do not fit, and forget a table that cannot be true."""
-        check_lengths(prefixes, extra, self.attention.max_length)
-        wrong = self._table.contradiction(self._cache.capacity)
-        if wrong is not None:
-            _LOG.warning("the slot cache is computed anew: %s", wrong)
-            self._table.forget()
-
-    def _prefill(self, prefix: Prefix, slot: int, start: int, end: int) -> None:
-        """Compute the tokens of a prefix from `start` to `end`, a chunk at a time."""
-        while start < end:
-            stop = min(end, start + self._chunk)
-            tokens = sent(torch.from_numpy(prefix.tokens[start:stop]), self.device)[None]
-            self.forward([slot], [start], tokens, self.attention.chain([start], stop - start), 1)
-            self._table.hold(slot, prefix.tokens[:stop])
-            start = stop
-
-    def _settle(self, prefixes: Sequence[Prefix], pending: PendingTokens) -> None:
-        """Note what each slot's columns hold: the prefix, then tokens still on the device."""
-        owner = self._table.owner
-        for row, prefix in enumerate(prefixes):
-            self._table.hold(owner[prefix.sequence_id], prefix.tokens, pending, row)
 
 
 def _uncompiled(given: Any) -> Any:

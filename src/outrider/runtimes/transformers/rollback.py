@@ -36,7 +36,7 @@ def check_rollback(model: TransformersModel) -> None:
     name = type(model.hf_model).__name__
     ids = [i * 7 % model.vocab_size for i in range(1, 7)]
     drafts = ids[1::-1], [(token + 1) % model.vocab_size for token in ids[1::-1]]
-    full = _full(model, [ids])[0]
+    full = model.uncached([ids])[0]
     # Some models take a softmax in float32, whatever their own dtype.
     least = rounding_of(torch.finfo(torch.float32).eps)
     rounding = max(model.rounding, least, rounding_of(torch.finfo(full.dtype).eps))
@@ -46,7 +46,7 @@ def check_rollback(model: TransformersModel) -> None:
             "check its weights, or load it in a wider dtype"
         )
     found = torch.stack([_after(model, ids, each) for each in drafts])
-    uncut = _full(model, [[*ids[:3], *each, *ids[3:5]] for each in drafts])
+    uncut = model.uncached([[*ids[:3], *each, *ids[3:5]] for each in drafts])
     scale = full[-2:].abs().max().double().clamp(min=1e-9)
 
     def apart(one: Tensor, other: Tensor) -> float:
@@ -71,13 +71,6 @@ def check_rollback(model: TransformersModel) -> None:
             f"error {trace:.2g}, allowed {allowed:.2g}); its state cannot be cut back to an "
             "earlier token, so it cannot be decoded speculatively"
         )
-
-
-def _full(model: TransformersModel, rows: list[list[int]]) -> Tensor:
-    """Logits [B, n, V] of a forward without a cache."""
-    ids = torch.tensor(rows, device=model.device)
-    logits: Tensor = model.run(input_ids=ids, use_cache=False).logits
-    return logits
 
 
 def _after(model: TransformersModel, ids: list[int], refused: list[int]) -> Tensor:

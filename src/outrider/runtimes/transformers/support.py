@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...errors import ModelError
+
+Run = Callable[..., Any]
+"""What computes a forward: a model of transformers, or what behaves like one."""
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
 

@@ -1,0 +1,42 @@
+"""How many blocks of keys and values fit into memory."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from ..errors import InvalidConfigError, missing
+
+with missing("psutil"):
+    import psutil
+
+_LOG = logging.getLogger(__name__)
+
+_SHARE = 0.5
+"""The part of free memory that keys and values may take where nothing is said."""
+
+
+def affordable(block_bytes: int, most: int, memory: int | None, device: torch.device) -> int:
+    """Return how many blocks there are to be.
+
+    Args:
+        block_bytes: of one block, in all layers.
+        most: as many as may be needed.
+        memory: bytes that they may take; None for half of what is free.
+        device: where they are.
+
+    Raises:
+        InvalidConfigError: `memory` is less than a block takes.
+    """
+    if memory is not None:
+        if memory < block_bytes:
+            expected = f"bytes for at least one block of keys and values, {block_bytes}"
+            raise InvalidConfigError("kv_cache_memory", memory, expected)
+        return min(most, memory // block_bytes)
+    free = psutil.virtual_memory().available
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+    blocks = max(1, min(most, int(_SHARE * free) // block_bytes))
+    _LOG.info("%.1f MB for keys and values", blocks * block_bytes / 1e6)
+    return blocks

@@ -1,0 +1,373 @@
+"""Models whose keys and values stand in a pool of blocks: what all of them have in common.
+
+Every call names whole prefixes. A new sequence is given the blocks that hold the beginning of its
+prefix; of one that goes on, what its prefix shares with what was computed is kept. The rest is one
+forward of flat arrays. Rejected drafts are never removed: the next prefix does not name them, so
+what they left is written over.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ModelError, OutriderError
+from ..types import trees
+from ..types.records import DraftProposal, Prefix, TargetScores
+from ..types.transfer import sent
+from .base import Capabilities, PrefillProgress, Runtime
+from .blocks import BlockCopy, BlockPool
+from .flat import Computed, DraftedTokens, FlatBatch, Integers
+from .lengths import PREFILLED_ALONE, check_lengths
+from .paged_cursor import PagedCursor
+
+_LOG = logging.getLogger(__name__)
+
+
+_FEW = 4
+"""Rows that miss more tokens are prefilled before first layers draft: these compute the rest."""
+
+
+class PagedModel(Runtime):
+    """A model over a pool of blocks. Several decoders, in several threads, may share one."""
+
+    def _allot(self, capabilities: Capabilities, blocks: int, chunk: int) -> None:
+        """Make a pool of so many blocks, all of them free.
+
+        Args:
+            capabilities: what the model can do.
+            blocks: how many blocks there are.
+            chunk: the most prompt tokens computed in one forward.
+        """
+        assert capabilities.max_length is not None
+        self._capabilities = capabilities
+        self.longest = capabilities.max_length
+        self.pool = BlockPool(blocks)
+        self.lock = RLock()
+        self._computed: dict[int, Computed] = {}
+        self._chunk = chunk
+        self._interrupted = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this runtime can do."""
+        return self._capabilities
+
+    @property
+    def live_sequences(self) -> frozenset[int]:
+        """The sequences that have blocks."""
+        return frozenset(self._computed)
+
+    @abstractmethod
+    def forward(self, batch: FlatBatch, run: Any = None) -> Tensor:
+        """Compute a batch, and write its keys and values to the blocks.
+
+        Args:
+            batch: what is computed.
+            run: computes it in place of the model, as its first layers do; None for the model.
+
+        Returns:
+            Logits [B, N + 1 - first, V] of each sequence's nodes, the prefix's last token and then
+            its drafts, from the batch's `first` on. A row with fewer drafts has padding.
+        """
+
+    @abstractmethod
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy the first tokens of blocks, one after the other."""
+
+    @abstractmethod
+    def clear_blocks(self, blocks: Sequence[int], kept: int = 0) -> None:
+        """Zero blocks, of the first all but its first tokens: NaN spreads even where it is masked.
+
+        Args:
+            blocks: their numbers.
+            kept: how many tokens of the first stay.
+        """
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if what is known of the blocks contradicts itself."""
+        wrong = self.pool.contradiction()
+        assert wrong is None, wrong
+        assert self.pool.sequences == self._computed.keys(), "sequences with blocks and without"
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        """Give back the blocks of sequences that will not be asked about again.
+
+        With `discard` no other sequence finds what they held.
+        """
+        ids = list(sequence_ids)
+        with self.whole():
+            for sequence_id in ids:
+                self._computed.pop(sequence_id, None)
+            self.pool.release(ids, discard=discard)
+
+    def computed(self, prefix: Prefix) -> int:
+        """Return how many tokens a new sequence would find; see `Runtime.computed`."""
+        with self.whole():
+            return self.pool.find(prefix.tokens[:-1])[1]
+
+    @torch.inference_mode()
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        """Compute logits [B, N + 1, V] after each prefix and each of its drafted tokens.
+
+        One forward computes them all. What the next prefix names of a chain is kept; of a tree,
+        what stands where a chain's tokens would. For the errors see `Runtime.verify`.
+        """
+        parents, lengths = proposal.parents, proposal.lengths
+        mask = None if parents is None else trees.ancestor_mask(parents)
+        longest = lengths if mask is None else trees.longest_paths(mask, lengths)
+        check_lengths(prefixes, longest.tolist(), self.longest)
+        ancestors = None if mask is None else sent(torch.from_numpy(mask), self.device)
+        with self.whole():
+            starts, cached = self._enter(prefixes, PREFILLED_ALONE)
+            tables = self._extended(prefixes, starts, lengths)
+            batch = self.flat_batch(prefixes, starts, tables, proposal.tokens, lengths, ancestors)
+            logits, lengths = self.forward(batch), lengths.copy()
+            for row in logits[..., 0].isnan().any(1).nonzero().flatten().tolist():
+                logits[row] = self._node_by_node(prefixes[row], starts[row], proposal, row)
+                lengths[row] = 0
+            # Of trees, the leading nodes that follow one another in every row stand in their place.
+            placed = (proposal.structure == np.arange(proposal.width)).all(0)
+            chain = int(np.logical_and.accumulate(placed).sum())
+            self._settle(prefixes, DraftedTokens().add(proposal.tokens[:, :chain]), lengths)
+        return TargetScores(logits, cached)
+
+    def _node_by_node(
+        self, prefix: Prefix, start: int, proposal: DraftProposal, row: int
+    ) -> Tensor:
+        """Compute a row again whose logits have NaN, each node without what does not lead to it.
+
+        A draft of which the model makes NaN or infinite keys and values spoils the logits of nodes
+        that do not see it: zero times NaN is NaN.
+
+        Args:
+            prefix: of the row.
+            start: the first position that the forward computed.
+            proposal: of all rows.
+            row: its index.
+
+        Returns:
+            Its logits [N + 1, V]: NaN after such drafts alone. The blocks hold nothing of drafts.
+        """
+        drafted, parents = proposal.tokens[row], proposal.structure[row].tolist()
+        shape = proposal.width + 1, self.vocab_size
+        found = torch.full(shape, torch.nan, dtype=torch.float64, device=self.device)
+        first, kept = divmod(start, self.pool.size)
+        for node in (*range(int(proposal.lengths[row]) + 1), 0):  # Last, what stays.
+            if node and found[parents[node - 1], 0].isnan():
+                continue
+            path = [step - 1 for step in trees.path(parents, node)]
+            tables = self._extended([prefix], [start], np.array([len(path)]))
+            self.clear_blocks(tables[0][first:], kept)
+            tokens = drafted[path][None]
+            lengths = np.array([len(path)])
+            batch = self.flat_batch([prefix], [start], tables, tokens, lengths, None, len(path))
+            found[node] = self.forward(batch)[0, 0]
+        return found
+
+    @torch.inference_mode()
+    def open(self, prefixes: Sequence[Prefix], depth: int, run: Any = None) -> PagedCursor:
+        """Open a cursor at the end of the prefixes; see `Runtime.open`.
+
+        Args:
+            prefixes: of the rows.
+            depth: of the drafts.
+            run: computes the forwards in place of the model: its own first layers. What they
+                compute is not relied on.
+        """
+        check_lengths(prefixes, [0] * len(prefixes), self.longest)
+        none = np.zeros(len(prefixes), dtype=np.int64)
+        with self.whole():
+            starts, _ = self._enter(prefixes, PREFILLED_ALONE)
+            tables = self._extended(prefixes, starts, none + max(0, depth - 1))
+            tokens = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self.device)
+            batch = self.flat_batch(prefixes, starts, tables, tokens, none)
+            logits = self.forward(batch, run)[:, 0]
+            drafts = DraftedTokens()
+            if run is None:
+                self._settle(prefixes, drafts)
+            held = [self._computed[prefix.sequence_id] for prefix in prefixes]
+        return PagedCursor(self, run, prefixes, held, drafts, logits)
+
+    @torch.inference_mode()
+    def prefill_prompts(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
+        """Compute all but the last few tokens of each prefix; for the errors see `Runtime.open`.
+
+        Returns:
+            The number of tokens that were found computed of each new one.
+        """
+        check_lengths(prefixes, [0] * len(prefixes), self.longest)
+        with self.whole():
+            return self._enter(prefixes, _FEW)[1]
+
+    @torch.inference_mode()
+    def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
+        """Compute at most so many tokens of a prefix; see `Runtime.prefill`."""
+        check_lengths([prefix], [0], self.longest)
+        with self.whole():
+            start, cached = self._admitted(prefix)
+            stop = min(len(prefix) - 1, start + most)
+            self._prefill(prefix, start, stop)
+        return PrefillProgress(len(prefix) - 1 - stop, cached)
+
+    def holds(self, prefixes: Sequence[Prefix], held: Sequence[Computed]) -> bool:
+        """Whether of these sequences nothing was computed since this was all."""
+        found = [self._computed.get(prefix.sequence_id) for prefix in prefixes]
+        return all(one is other for one, other in zip(found, held, strict=True))
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Make a call whole before the next; what an interrupted one left is forgotten."""
+        with self.lock:
+            if self._interrupted:
+                _LOG.warning("a call was interrupted: what was computed is computed anew")
+                self._forget()
+            self._interrupted = True
+            try:
+                yield
+            except OutriderError:
+                self._interrupted = False
+                raise
+            self._interrupted = False
+
+    def _forget(self) -> None:
+        self._computed.clear()
+        self.pool.forget()
+
+    def _admitted(self, prefix: Prefix) -> tuple[int, int]:
+        """Find what was computed of a prefix, its last token left out.
+
+        Returns:
+            How many of its tokens, and if the sequence is new once more.
+        """
+        name, known = prefix.sequence_id, prefix.tokens[:-1]
+        if name in self._computed:
+            return self._computed[name].shared(known), 0
+        most = self.max_sequences
+        if most is not None and len(self._computed) >= most:
+            raise ModelError(
+                f"sequence {name} is new and {most} sequences are live; release a finished one "
+                "first, or raise max_sequences"
+            )
+        found = self.pool.admit(name, known)
+        self._computed[name] = Computed(known[:found])
+        return found, found
+
+    def _enter(
+        self, prefixes: Sequence[Prefix], together: int
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """Admit sequences, and prefill those that miss much, one by one, so that others share it.
+
+        Args:
+            prefixes: of the rows.
+            together: rows that miss more tokens than this are prefilled.
+
+        Returns:
+            The first position of each that is still to be computed, and how many tokens of each new
+            one were found computed.
+        """
+        if len(prefixes) == 1 and together == PREFILLED_ALONE:
+            together = self._chunk
+        starts, cached = [], []
+        for prefix in prefixes:
+            start, found = self._admitted(prefix)
+            if len(prefix) - start > min(together, self._chunk):
+                self._prefill(prefix, start, len(prefix) - 1)
+                start = len(prefix) - 1
+            starts.append(start)
+            cached.append(found)
+        return starts, tuple(cached)
+
+    def _extended(
+        self, prefixes: Sequence[Prefix], starts: Sequence[int], more: Integers
+    ) -> list[list[int]]:
+        """Make room for prefixes and so many tokens after each, and return their blocks."""
+        tables = []
+        for prefix, start, count in zip(prefixes, starts, more.tolist(), strict=True):
+            name = prefix.sequence_id
+            copies = self.pool.extend(name, start, len(prefix) + count)
+            if copies:
+                self.copy_blocks(copies)
+            self._computed[name] = Computed(prefix.tokens[:start])
+            tables.append(list(self.pool.blocks(name)))
+        return tables
+
+    def flat_batch(
+        self,
+        prefixes: Sequence[Prefix],
+        starts: Sequence[int],
+        tables: Sequence[Sequence[int]],
+        drafts: Tensor,
+        lengths: Integers,
+        ancestors: Tensor | None = None,
+        first: int = 0,
+    ) -> FlatBatch:
+        """Lay what is to be computed side by side.
+
+        Args:
+            prefixes: of the rows.
+            starts: the first position of each that is computed.
+            tables: of their blocks.
+            drafts: int64 [B, N].
+            lengths: how many of them each row has, int64 [B].
+            ancestors, first: see `FlatBatch`.
+        """
+        past = np.array(starts, dtype=np.int64)
+        missing = np.array([len(prefix) for prefix in prefixes], dtype=np.int64) - past
+        known = np.concatenate(
+            [prefix.tokens[start:] for prefix, start in zip(prefixes, starts, strict=True)]
+        )
+        counts, width = missing + lengths, drafts.shape[1]
+        row = np.repeat(np.arange(len(past)), counts)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        draft = within - missing[row]
+        before = (np.cumsum(missing) - missing)[row]
+        index = np.where(draft < 0, before + within, len(known) + row * width + draft)
+        tokens = sent(torch.from_numpy(known), self.device)
+        positions = sent(torch.from_numpy(past[row] + within), self.device)
+        if lengths.any():
+            of = sent(torch.from_numpy(index), self.device)
+            tokens = torch.cat([tokens, drafts.flatten()])[of]
+            if ancestors is not None:
+                ends = sent(torch.from_numpy(past + missing - 1), self.device)
+                nodes = (ends[:, None] + ancestors.sum(2)).flatten()
+                known_only = positions.new_zeros(len(known))
+                node = torch.cat([known_only, nodes])[of]
+                positions = torch.where(of < len(known), positions, node)
+        positions = positions.clamp(max=self.longest - 1)
+        ids = [prefix.sequence_id for prefix in prefixes]
+        return FlatBatch(
+            tokens, positions, ids, past, missing, lengths, tables, ancestors, width, first
+        )
+
+    def _prefill(self, prefix: Prefix, start: int, end: int) -> None:
+        """Compute the tokens of a prefix from `start` to `end`, a chunk at a time."""
+        none = np.zeros(1, dtype=np.int64)
+        tokens = torch.empty(1, 0, dtype=torch.int64, device=self.device)
+        while start < end:
+            stop = min(end, start + self._chunk)
+            part = Prefix(prefix.sequence_id, prefix.tokens[:stop])
+            tables = self._extended([part], [start], none)
+            self.forward(self.flat_batch([part], [start], tables, tokens, none))
+            self._settle([part], DraftedTokens())
+            start = stop
+
+    def _settle(
+        self,
+        prefixes: Sequence[Prefix],
+        drafts: DraftedTokens,
+        lengths: Integers | None = None,
+    ) -> None:
+        """Note what was computed of each sequence: its prefix, then so many of a row of drafts."""
+        for row, prefix in enumerate(prefixes):
+            self.pool.note(prefix.sequence_id, prefix.tokens)
+            count = None if lengths is None else int(lengths[row])
+            self._computed[prefix.sequence_id] = Computed(prefix.tokens, drafts, row, count)

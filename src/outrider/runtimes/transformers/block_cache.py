@@ -1,0 +1,162 @@
+"""Blocks of keys and values as the cache of a transformers model, and what its forwards see.
+
+Flat batches become rows here: what the sequences have missed ends in one column, their drafts begin
+in the next. Earlier keys and values are gathered from their blocks, in every layer: this is the way
+for any architecture, not the fast one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from ...types.transfer import sent
+from ..blocks import SIZE, BlockCopy
+from ..flat import FlatBatch
+
+Windows = Sequence[tuple[str | None, int | None]]
+"""Of each kind of mask that a model wants, the sliding window; see `Architecture.windows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A flat batch as rows of q columns.
+
+    Attributes:
+        rows, columns: where each token stands, int64 [T].
+        tokens, positions: int64 [B, q].
+        tables: numbers of blocks, int64 [B, n].
+        targets: the place among all tokens of all blocks that each token is written to, int64 [T].
+        seen: which earlier and new places each column sees, bool [B, q, n * size].
+        places: the positions of these, int64 [B, 1, n * size].
+    """
+
+    rows: Tensor
+    columns: Tensor
+    tokens: Tensor
+    positions: Tensor
+    tables: Tensor
+    targets: Tensor
+    seen: Tensor
+    places: Tensor
+
+    @staticmethod
+    def of(batch: FlatBatch) -> Grid:
+        """Lay a flat batch out."""
+        device = batch.tokens.device
+        counts, places = batch.missing + batch.drafted, batch.places
+        boundary = int(batch.missing.max())
+        row = np.repeat(np.arange(len(counts)), counts)
+        column = places - batch.past[row] + (boundary - batch.missing)[row]
+        width, blocks = int(column.max()) + 1, max(map(len, batch.tables))
+        tables = np.array([[*each, *[0] * (blocks - len(each))] for each in batch.tables])
+        targets = tables[row, places // SIZE] * SIZE + places % SIZE
+        rows, columns = sent(torch.from_numpy(row), device), sent(torch.from_numpy(column), device)
+        grid = batch.tokens.new_zeros(2, len(counts), width)
+        grid[0, rows, columns], grid[1, rows, columns] = batch.tokens, batch.positions
+        # A column's own place is the number of tokens before it, in trees as well.
+        first = batch.past + batch.missing - boundary
+        start = sent(torch.from_numpy(first), device)[:, None, None]
+        own = (start + torch.arange(width, device=device)[:, None]).clamp(min=0)
+        drafts = width - boundary
+        reach = torch.arange(blocks * SIZE + drafts, device=device)
+        seen, at = reach <= own, reach.expand(len(counts), 1, -1)
+        if batch.ancestors is not None:
+            nodes = start + boundary + torch.arange(drafts, device=device)
+            seen[:, boundary:] = reach < start + boundary
+            trees = batch.ancestors[:, :drafts, :drafts]
+            seen[:, boundary:].scatter_(2, nodes.expand(-1, drafts, -1), trees)
+            at = at.clone().scatter_(2, nodes, grid[1, :, None, boundary:])
+        seen, at = seen[..., : blocks * SIZE], at[..., : blocks * SIZE]
+        whole = sent(torch.from_numpy(tables), device), sent(torch.from_numpy(targets), device)
+        return Grid(rows, columns, grid[0], grid[1], *whole, seen, at)
+
+    def masks(self, windows: Windows, dtype: torch.dtype) -> Tensor | dict[str | None, Tensor]:
+        """Make the additive masks [B, 1, q, n * size], by kind where a model wants several."""
+        zero = torch.zeros((), dtype=dtype, device=self.seen.device)
+        made: dict[str | None, Tensor] = {}
+        for kind, window in windows:
+            seen = self.seen
+            if window is not None:
+                seen = seen & (self.places > self.positions[..., None] - window)
+            made[kind] = torch.where(seen, zero, -torch.inf)[:, None]
+        return made.get(None, made)
+
+
+class BlockCache(Cache):
+    """Keys and values of all blocks and layers, as the cache that a transformers model writes to.
+
+    Before each forward `set_batch` says what its rows are. The model's `update` calls then write to
+    the blocks and read them.
+
+    Args:
+        layers: keys and values of one token in each layer, [1, heads, 1, width].
+        blocks: how many there are.
+
+    Attributes:
+        stored: of each layer, keys and values [blocks, size, heads, width].
+    """
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], blocks: int) -> None:
+        super().__init__(layers=[])
+        self._grid: Grid | None = None
+        self.stored = [(_zeros(keys, blocks), _zeros(values, blocks)) for keys, values in layers]
+
+    def set_batch(self, grid: Grid) -> None:
+        """Say what the next forward computes."""
+        self._grid = grid
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy the first tokens of blocks."""
+        for copy in copies:
+            for stored in (each for layer in self.stored for each in layer):
+                stored[copy.target, : copy.tokens] = stored[copy.source, : copy.tokens]
+
+    @torch.inference_mode()
+    def clear(self, blocks: Sequence[int], kept: int) -> None:
+        """Zero blocks, of the first all but its first tokens."""
+        for stored in (each for layer in self.stored for each in layer):
+            stored[list(blocks[1:])] = 0
+            for block in blocks[:1]:
+                stored[block, kept:] = 0
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Write a layer's keys and values [B, heads, q, width], and return those of the rows."""
+        keys, values = self.stored[layer_idx]
+        return self._written(keys, key_states), self._written(values, value_states)
+
+    def _written(self, stored: Tensor, states: Tensor) -> Tensor:
+        grid = self._grid
+        assert grid is not None, "a forward is set up before it writes"
+        new = states.transpose(1, 2)[grid.rows, grid.columns]
+        stored.flatten(0, 1)[grid.targets] = new.to(stored.dtype)
+        return stored[grid.tables].flatten(1, 2).transpose(1, 2).to(states.dtype)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: positions are always given explicitly."""
+        return 0
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+
+def _zeros(like: Tensor, blocks: int) -> Tensor:
+    """Zeros [blocks, size, heads, width]; on the host memory is taken as it is written to."""
+    shape = blocks, SIZE, like.shape[1], like.shape[3]
+    if like.device.type != "cpu":
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+    count = int(np.prod(shape)) * like.element_size()
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(like.dtype).view(shape)
