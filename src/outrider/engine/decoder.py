@@ -366,6 +366,14 @@ class SpeculativeDecoder:
         ended = [] if discard else [state.prefix for state in states if state.finish_reason]
         self._free([state.prefix.sequence_id for state in states], ended, discard=discard)
 
+    def admits(self, prefix: Prefix, others: int) -> bool:
+        """Return whether all models have room for a new sequence; see `Runtime.admits`."""
+        for runtime in self._runtimes:
+            with computing(runtime):
+                if not runtime.admits(prefix, others):
+                    return False
+        return True
+
     def release_dropped(self) -> None:
         """Free what the models still hold for sequences of dropped schedulers."""
         dropped = self.slots.dropped.copy()

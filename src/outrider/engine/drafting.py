@@ -12,7 +12,7 @@ import torch
 
 from ..config.params import SpeculativeConfig
 from ..drafters.base import DraftContext, Drafter, nothing_drafted
-from ..errors import DraftError, KeyReuseError, OutriderError
+from ..errors import CacheFullError, DraftError, KeyReuseError, OutriderError
 from ..types.records import DraftPlan, DraftProposal, Prefix
 from .batch import Batch
 from .validation import check_proposal, wanted
@@ -146,10 +146,10 @@ class Drafting:
 
 @contextmanager
 def _guarded(drafter: Drafter) -> Iterator[None]:
-    """Raise a DraftError where a drafter raises anything."""
+    """Raise a DraftError where a drafter raises anything; a full cache is no fault of its own."""
     try:
         yield
-    except KeyReuseError:
+    except (KeyReuseError, CacheFullError):
         raise
     except Exception as error:
         raise DraftError(

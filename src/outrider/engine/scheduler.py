@@ -9,7 +9,7 @@ from itertools import compress
 from math import inf
 from typing import TYPE_CHECKING, Self
 
-from ..errors import InvalidConfigError, ModelError, OutriderError, computing
+from ..errors import CacheFullError, InvalidConfigError, ModelError, OutriderError, computing
 from ..types.records import SequenceState
 from .batch import StepResult
 
@@ -106,15 +106,12 @@ class Scheduler:
             if self._failures:
                 raise self._failures.popleft()
             self._admit()
-            if self.idle:
-                return None
-            self._prefill()
-            if not self._batch.states:
-                return None
-            result = self._decoder.step(self._batch)
+            result = self._round()
         except BaseException as error:
             self._retire_failed(error)
             raise
+        if result is None:
+            return None
         self._batch = result.batch
         try:
             self._retire(state for state in result.batch.states if state.finish_reason is not None)
@@ -123,6 +120,24 @@ class Scheduler:
             error.sequence_id = None
             raise
         return result
+
+    def _round(self) -> StepResult | None:
+        """Prefill a part of a prompt and decode a round, with fewer sequences if need be.
+
+        None if nothing runs yet. The youngest sequences give way where a model's cache is full:
+        they wait, and are prefilled once more when there is room. What they emit is the same.
+        """
+        while True:
+            try:
+                self._prefill()
+                return self._decoder.step(self._batch) if self._batch.states else None
+            except CacheFullError as error:
+                *others, youngest = (*self._batch.states, *self._prefilling)
+                if not others:
+                    error.sequence_id = youngest.prefix.sequence_id
+                    raise
+                self._retire([youngest])
+                self._waiting.appendleft(youngest)
 
     def close(self) -> None:
         """Cancel everything."""
@@ -147,7 +162,10 @@ class Scheduler:
             follows = state.choice > 0 and bool(long)
             apart = long[-1] if follows else missing > most
             cost = 0 if apart else int(follows) or missing
-            if cost > left or not slots.take(self._held, state.prefix.sequence_id):
+            others = len(self._batch.states) + len(self._prefilling) + len(long)
+            if cost > left or (others and not self._decoder.admits(state.prefix, others)):
+                break
+            if not slots.take(self._held, state.prefix.sequence_id):
                 break
             left -= cost
             long.append(apart)

@@ -191,6 +191,7 @@ class Runtime(ABC):
             EmptyPrefixError: a prefix has no tokens.
             ContextLengthError: a prefix with its longest path of drafts exceeds `max_length`.
             ModelError: more than `max_sequences` sequences are live.
+            CacheFullError: the cache has no room for them; what they had is kept.
         """
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
@@ -218,6 +219,16 @@ class Runtime(ABC):
             EmptyPrefixError, ContextLengthError, ModelError: as `verify`.
         """
         return PrefillProgress()
+
+    def admits(self, prefix: Prefix, others: int) -> bool:
+        """Return whether there is room for a new sequence, and for others to go on for a while.
+
+        Args:
+            prefix: of the sequence.
+            others: how many sequences go on.
+        """
+        del prefix, others
+        return True
 
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens of a new sequence's prefix need not be computed, 0 by default."""

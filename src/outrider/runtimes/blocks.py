@@ -106,6 +106,10 @@ class BlockPool:
         """Return the numbers of a sequence's blocks, in order; not to be changed."""
         return self._tables[sequence_id].blocks
 
+    def used(self, blocks: Sequence[int]) -> int:
+        """Return how many of some blocks a sequence uses."""
+        return sum(self._users[block] > 0 for block in blocks)
+
     def find(self, tokens: Tokens) -> tuple[list[int], int]:
         """Find the blocks that hold the beginning of some tokens.
 

@@ -109,6 +109,13 @@ class PagedModel(Runtime):
                 self._computed.pop(sequence_id, None)
             self.pool.release(ids, discard=discard)
 
+    def admits(self, prefix: Prefix, others: int) -> bool:
+        """Return whether there are blocks for a prefix, and one for each other sequence."""
+        with self.whole():
+            shared = self.pool.used(self.pool.find(prefix.tokens[:-1])[0])
+            needed = len(prefix) // self.pool.size + 1 - shared
+            return needed + others <= self.pool.available
+
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens a new sequence would find; see `Runtime.computed`."""
         with self.whole():
