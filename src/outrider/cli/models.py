@@ -76,6 +76,7 @@ def load(
             device=models.device,
             dtype=models.dtype or "auto",
             weights=models.weights,
+            kv_cache_memory=models.kv_cache_memory,
             **more,
         )
         drafter = make_drafter(

@@ -80,6 +80,8 @@ class Models:
         dtype: of both models; without it each checkpoint's own.
         weights: round both models' weights; with --runtime openvino.
         device: as torch names it; without it cuda if there is any.
+        kv_cache_memory: bytes for the keys and values of each model; without it what all sequences
+            may need, or half of what is free.
     """
 
     target: str = "demo"
@@ -88,6 +90,7 @@ class Models:
     dtype: Dtype | None = None
     weights: Weights | None = None
     device: str | None = None
+    kv_cache_memory: int | None = None
 
     def __post_init__(self) -> None:
         for name, source in (("target", self.target), ("draft", self.draft)):

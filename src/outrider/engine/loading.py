@@ -55,6 +55,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     weights: Weights | None = None,
     max_sequences: int = 8,
+    kv_cache_memory: int | None = None,
 ) -> Pair:
     """Load a target, and a draft to speculate with.
 
@@ -74,6 +75,9 @@ def load(
         weights: "int8" or "int4" rounds both models' weights, with runtime "openvino": other
             models then. None leaves them.
         max_sequences: how many sequences may be decoded together.
+        kv_cache_memory: bytes that the keys and values of each model may take; None for what
+            `max_sequences` of the longest texts need, or half of what is free. llama.cpp has a
+            cache of its own, which grows with what is used of it.
 
     Raises:
         ModelError: a model cannot be found, read, or decoded speculatively.
@@ -91,6 +95,8 @@ def load(
     if weights is not None:
         choice("weights", weights, get_args(Weights))
     integer("max_sequences", max_sequences, 1)
+    if kv_cache_memory is not None:
+        integer("kv_cache_memory", kv_cache_memory, 1)
     if named == ["demo"]:
         named.append("demo")
     if set(named) == {"demo"} and number == "auto":
@@ -98,7 +104,10 @@ def load(
     place = _device(device)
     if runtime in ("auto", "llama_cpp") and any(map(is_gguf, named)):
         place = torch.device("cpu")  # where llama.cpp gives its logits
-    asked = LoadOptions(runtime, place, number, weights, max_sequences, str(device) != "cpu")
+    accelerated = str(device) != "cpu"
+    asked = LoadOptions(
+        runtime, place, number, weights, max_sequences, accelerated, kv_cache_memory
+    )
     sources = list(map(_shipped, named, ("target", "draft")))
     tokenizers = [own or load_tokenizer(source, asked) for source, own in sources]
     models = [

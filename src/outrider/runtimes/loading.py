@@ -34,6 +34,8 @@ class LoadOptions:
         weights: to what openvino rounds the weights; None leaves them.
         max_sequences: how many sequences may be decoded together.
         accelerated: whether llama.cpp may use what it was built for beside the processor.
+        kv_cache_memory: bytes for keys and values, of all runtimes but llama.cpp; None for the
+            usual.
     """
 
     runtime: RuntimeName
@@ -42,6 +44,7 @@ class LoadOptions:
     weights: Weights | None
     max_sequences: int
     accelerated: bool = True
+    kv_cache_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.runtime == "openvino" and (self.device.type != "cpu" or self.dtype == "float64"):
@@ -70,6 +73,9 @@ class LoadOptions:
                 "(--runtime), which convert it"
             )
             raise InvalidConfigError("dtype", self.dtype, expected)
+        if chosen and self.kv_cache_memory is not None:
+            expected = "None for a GGUF file on llama.cpp, which has a cache of its own"
+            raise InvalidConfigError("kv_cache_memory", self.kv_cache_memory, expected)
         return chosen
 
 
@@ -135,6 +141,7 @@ def _of_transformers(source: str, asked: LoadOptions) -> Runtime:
             return OpenVinoModel(
                 weights,
                 max_sequences=asked.max_sequences,
+                kv_cache_memory=asked.kv_cache_memory,
                 weights=asked.weights,
                 fingerprint=_fingerprint(weights.config.name_or_path),
             )
@@ -142,7 +149,9 @@ def _of_transformers(source: str, asked: LoadOptions) -> Runtime:
             if asked.runtime == "openvino":
                 raise
             _LOG.warning("%s runs on transformers: %s", source, error)
-    return TransformersModel(weights, max_sequences=asked.max_sequences)
+    return TransformersModel(
+        weights, max_sequences=asked.max_sequences, kv_cache_memory=asked.kv_cache_memory
+    )
 
 
 def _pretrained(auto: Any, source: str, **settings: Any) -> Any:

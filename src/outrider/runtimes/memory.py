@@ -16,6 +16,9 @@ _LOG = logging.getLogger(__name__)
 _SHARE = 0.5
 """The part of free memory that keys and values may take where nothing is said."""
 
+_LEAST = 4
+"""Blocks without which no draft can be verified."""
+
 
 def affordable(block_bytes: int, most: int, memory: int | None, device: torch.device) -> int:
     """Return how many blocks there are to be.
@@ -27,16 +30,17 @@ def affordable(block_bytes: int, most: int, memory: int | None, device: torch.de
         device: where they are.
 
     Raises:
-        InvalidConfigError: `memory` is less than a block takes.
+        InvalidConfigError: `memory` is not enough for the fewest.
     """
+    least = _LEAST * block_bytes
     if memory is not None:
-        if memory < block_bytes:
-            expected = f"bytes for at least one block of keys and values, {block_bytes}"
+        if memory < least:
+            expected = f"bytes for at least {_LEAST} blocks of keys and values, {least}"
             raise InvalidConfigError("kv_cache_memory", memory, expected)
         return min(most, memory // block_bytes)
     free = psutil.virtual_memory().available
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-    blocks = max(1, min(most, int(_SHARE * free) // block_bytes))
-    _LOG.info("%.1f MB for keys and values", blocks * block_bytes / 1e6)
+    blocks = max(_LEAST, min(most, int(_SHARE * free) // block_bytes))
+    _LOG.info("up to %.1f MB for keys and values", blocks * block_bytes / 1e6)
     return blocks
