@@ -22,7 +22,7 @@ from outrider.errors import OutriderError
 from . import results, tables
 from .report import COLUMNS, Report, Scope
 
-NAMES = ("speedup", "losing", "depth", "overhead", "imports")
+NAMES = ("speedup", "losing", "depth", "overhead", "runtimes", "imports")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--rounds", type=int, help="prompts of each kind, or repetitions (default: each its own)"
     )
     parser.add_argument("--tokens", type=int, default=256, help="of each text (default: 256)")
-    for name, convert in (("workloads", str), ("temps", float), ("batches", int)):
+    parser.add_argument(
+        "--beside", metavar="FOLDER", help="runtimes: another checkout, to compare with"
+    )
+    lists = {"workloads": str, "temps": float, "batches": int, "models": str, "kinds": str}
+    for name, convert in lists.items():
         parser.add_argument(
             f"--{name}", type=_listed(convert), metavar="A,B", help="measure these alone"
         )
@@ -54,7 +58,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("rounds", "tokens"):
         if getattr(asked, name) is not None and getattr(asked, name) < 2:
             parser.error(f"--{name} {getattr(asked, name)}: expected an integer >= 2")
-    scope = Scope(asked.rounds, asked.tokens, asked.workloads, asked.temps, asked.batches)
+    scope = Scope(
+        asked.rounds,
+        asked.tokens,
+        asked.workloads,
+        asked.temps,
+        asked.batches,
+        asked.models,
+        asked.kinds,
+        asked.beside,
+    )
     progress, console = Console(stderr=True), Console(width=120, highlight=False)
     figures: dict[str, Any] = {}
     for name in asked.names or NAMES:

@@ -28,6 +28,9 @@ class Scope:
     workloads: tuple[str, ...] | None = None
     temps: tuple[float, ...] | None = None
     batches: tuple[int, ...] | None = None
+    models: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] | None = None
+    beside: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,16 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("drafting ms", "draft_ms", ".2f"),
         Column("the rest ms", "rest_ms", ".2f"),
         Column("us a row", "row_us", ".0f"),
+    ),
+    "runtimes": (
+        Column("model", "model"),
+        Column("weights", "kind"),
+        Column("prefix", "length"),
+        Column("rows", "rows"),
+        Column("tokens", "tokens"),
+        Column("ms", "ms", ".2f"),
+        Column("before", "before_ms", ".2f"),
+        Column("times as fast", "ratio", ".2f"),
     ),
     "imports": (
         Column("program", "program"),

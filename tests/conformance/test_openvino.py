@@ -72,6 +72,20 @@ def test_narrow_models_and_rounded_weights_pass_within_their_rounding(
     assert not {finding.name: finding.detail for finding in found if not finding.passed}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_and_values_in_8_bits_pass_within_their_rounding(
+    family: str, dtype: torch.dtype, folder: Path
+) -> None:
+    given = random_model(family).to(dtype)
+    model = OpenVinoModel(given, cache_dir=folder, kv_dtype="uint8")
+    assert model._block_bytes() <= OpenVinoModel(given, cache_dir=folder)._block_bytes()
+    assert "uint8 keys and values" in model.precision
+    found = runtime_tier(lambda *_: None, model)
+    assert not {finding.name: finding.detail for finding in found if not finding.passed}
+
+
 class Narrow(PagedGraph):
     """Imitates a processor that has bfloat16, on any."""
 

@@ -63,7 +63,7 @@ def test_decoders_that_share_a_model_do_not_share_its_slots() -> None:
     one, two = SpeculativeDecoder(model), SpeculativeDecoder(model)
     stream = one.stream([1, 2, 3], params)
     begun = [next(stream).token_id for _ in range(3)]
-    with pytest.raises(ModelError, match="all 1 slots are live"):
+    with pytest.raises(ModelError, match="1 sequences are live"):
         two.generate([1, 2, 3], SamplingParams(max_tokens=20, seed=2))
     assert (*begun, *(event.token_id for event in stream)) == expected
     model.check_integrity()

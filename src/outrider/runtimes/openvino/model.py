@@ -24,7 +24,7 @@ from ..transformers.model import TransformersModel
 from ..transformers.support import Architecture, Run
 from ..transformers.twin import twin
 from .convert import GRAPH, converted, key_of, write
-from .paged import PagedGraph, PagedRun, Precision
+from .paged import KvType, PagedGraph, PagedRun, Precision
 from .paths import by_paths
 
 with missing("openvino"):
@@ -56,6 +56,8 @@ class OpenVinoModel(TransformersModel):
         max_sequences, max_length, prefill_chunk, kv_cache_memory: as for `TransformersModel`.
         precision: in which products are computed; None is "bfloat16" for a model of that type with
             its own weights, where the processor has it, and "float32" for all others.
+        kv_dtype: of keys and values: "uint8" for about a quarter of float32's memory, and another
+            target; None is that of the products.
         weights: "int8" or "int4" rounds the weights of linear layers and embeddings, by nncf: less
             memory to read, and another target. None leaves them as they are.
         cache_dir: the folder for conversions; None is `$XDG_CACHE_HOME/outrider/openvino`, or
@@ -81,6 +83,7 @@ class OpenVinoModel(TransformersModel):
         prefill_chunk: int = 512,
         kv_cache_memory: int | None = None,
         precision: Precision | None = None,
+        kv_dtype: KvType | None = None,
         weights: Weights | None = None,
         cache_dir: str | Path | None = None,
         fingerprint: str | None = None,
@@ -89,7 +92,10 @@ class OpenVinoModel(TransformersModel):
             choice("precision", precision, get_args(Precision))
         if weights is not None:
             choice("weights", weights, get_args(Weights))
+        if kv_dtype is not None:
+            choice("kv_dtype", kv_dtype, get_args(KvType))
         self._precision = precision
+        self._kv_dtype = kv_dtype
         self._weights = weights
         self._folder = kept.default_folder() / "openvino" if cache_dir is None else Path(cache_dir)
         self._fingerprint = fingerprint
@@ -101,7 +107,8 @@ class OpenVinoModel(TransformersModel):
                 prefill_chunk=prefill_chunk,
                 kv_cache_memory=kv_cache_memory,
             )
-            if self._weights is None and (self._new is not None or fingerprint is None):
+            exact = self._weights is None and self._kv_dtype is None
+            if exact and (self._new is not None or fingerprint is None):
                 self._compare()
         except OutriderError:
             raise
@@ -120,7 +127,8 @@ class OpenVinoModel(TransformersModel):
     def precision(self) -> str:
         """The type of products, and of the weights if they were rounded."""
         rounded = f", {self._weights} weights" if self._weights else ""
-        return f"{self._graph.precision}{rounded}"
+        cache = f", {self._kv_dtype} keys and values" if self._kv_dtype else ""
+        return f"{self._graph.precision}{rounded}{cache}"
 
     @property
     def name(self) -> str:
@@ -133,8 +141,9 @@ class OpenVinoModel(TransformersModel):
 
         Where weights are rounded, OpenVINO may round what they are multiplied with to 8 bits.
         """
-        narrow = _EIGHT_BITS if self._weights and self._graph.quantises else 0.0
-        return rounding_of(torch.finfo(getattr(torch, self._graph.precision)).eps + narrow)
+        eps = torch.finfo(getattr(torch, self._graph.precision)).eps
+        activations = self._weights is not None and self._graph.quantises
+        return rounding_of(eps + _EIGHT_BITS * (activations + (self._kv_dtype is not None)))
 
     def reset(self) -> None:
         """Forget all that was computed; the weights stay those that were converted."""
@@ -170,7 +179,7 @@ class OpenVinoModel(TransformersModel):
     def first_layers(self, layers: int) -> PagedRun:
         """Make the first layers and the head a graph of their own, over the same blocks."""
         graph = converted(truncated(twin(self.hf_model), layers), self._weights, layers)
-        return self._calls.beside(PagedGraph(graph, self._graph.precision))
+        return self._calls.beside(PagedGraph(graph, self._graph.precision, self._kv_dtype))
 
     def _block_bytes(self) -> int:
         return self._graph.block_bytes
@@ -190,7 +199,7 @@ class OpenVinoModel(TransformersModel):
         # Beside rounded weights bfloat16 rounds more, and takes as long.
         narrow = self.hf_model.dtype == torch.bfloat16 and self._weights is None
         usual: Precision = "bfloat16" if narrow else "float32"
-        self._graph = PagedGraph(graph, self._precision or usual)
+        self._graph = PagedGraph(graph, self._precision or usual, self._kv_dtype)
         if not known:
             self._new = graph, place
         return run, architecture

@@ -23,7 +23,9 @@ with missing("openvino"):
 Precision = Literal["float32", "bfloat16"]
 Array = NDArray[Any]
 
-_TYPES = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
+KvType = Literal["uint8"]
+
+_TYPES = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16, "uint8": ov.Type.u8}
 
 _SMALL = 2**30
 """Bytes of weights up to which a graph is compiled twice."""
@@ -117,21 +119,27 @@ class PagedGraph:
     Args:
         graph: with placeholders, as `converted` made it or as it was read.
         precision: of products, where the processor has it.
+        kv_dtype: of keys and values; None is that of the products. In 8 bits each token's have a
+            scale of their own, so that what a rejected draft leaves does not change the others'.
 
     Attributes:
         window: the fewest tokens that a layer sees; 0 where all layers see all.
         caches: the inputs for keys and values of the layers in turn.
     """
 
-    def __init__(self, graph: ov.Model, precision: Precision) -> None:
+    def __init__(
+        self, graph: ov.Model, precision: Precision, kv_dtype: KvType | None = None
+    ) -> None:
         windows = [site.window for site in sites_of(graph) if site.window]
         self.window = min(windows, default=0)
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": _TYPES[precision].get_type_name(),
-            "KV_CACHE_PRECISION": _TYPES[precision].get_type_name(),
+            "KV_CACHE_PRECISION": _TYPES[kv_dtype or precision].get_type_name(),
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         }
+        if kv_dtype == "uint8":
+            settings["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
         constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
         small = sum(node.get_byte_size() for node in constants) <= _SMALL
         paged, core = page(graph.clone()), ov.Core()
