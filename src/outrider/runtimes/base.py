@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import ModelError
-from ..types.records import DraftProposal, Prefix, TargetScores
+from ..types.records import DraftProposal, HiddenStates, Prefix, TargetScores
 
 if TYPE_CHECKING:
     import torch
@@ -45,11 +45,13 @@ class PrefillProgress:
         missing: tokens that are still to be computed, its last one left out.
         cached: tokens that were found computed, if the sequence is new.
         draft_s: seconds that drafters took for their part of it.
+        hidden: hidden states of the tokens that were computed, if they were asked for.
     """
 
     missing: int = 0
     cached: int = 0
     draft_s: float = 0.0
+    hidden: HiddenStates | None = None
 
 
 def rounding_of(eps: float) -> float:
@@ -193,6 +195,21 @@ class Runtime(ABC):
             ModelError: more than `max_sequences` sequences are live.
             CacheFullError: the cache has no room for them; what they had is kept.
         """
+
+    def with_hidden(self, layers: Sequence[int]) -> Runtime:
+        """Return this runtime, over the same cache, with hidden states beside its logits.
+
+        Args:
+            layers: after which of them; 0 is the embedding.
+
+        Raises:
+            InvalidConfigError: there is no such layer.
+            ModelError: this runtime has no hidden states.
+        """
+        raise ModelError(
+            f"{type(self).__name__} gives no hidden states of layers {list(layers)}, which the "
+            "drafter needs; use TransformersModel or OpenVinoModel"
+        )
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
         """Open a cursor at the end of the prefixes, to be fed fewer than `depth` tokens in a row.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..types.records import HiddenStates
 from .blocks import Tokens, common
 
 Integers = NDArray[np.int64]
@@ -33,6 +35,7 @@ class FlatBatch:
             bool [B, N, N] by (i, j), on the device; None for chains.
         width: N, the most drafts that a sequence may have.
         first: the first node whose logits are wanted; 0 is the prefix's last token.
+        layers: whose hidden states are wanted.
     """
 
     tokens: Tensor
@@ -45,12 +48,23 @@ class FlatBatch:
     ancestors: Tensor | None = None
     width: int = 0
     first: int = 0
+    layers: Sequence[int] = ()
 
     @property
     def begins(self) -> Integers:
         """Where each sequence's tokens begin, and last where they end, int64 [B + 1]."""
         begins: Integers = np.append(0, np.cumsum(self.missing + self.drafted))
         return begins
+
+    def nodes(self, states: Tensor) -> Tensor:
+        """Lay hidden states [T, L, D] out by node, [B, N + 1, L, D]; zero where there is none."""
+        count = self.drafted + 1
+        row = np.repeat(np.arange(len(count)), count)
+        node = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        token = (self.begins[:-1] + self.missing - 1)[row] + node
+        made = states.new_zeros(len(count), self.width + 1, *states.shape[1:])
+        made[torch.from_numpy(row), torch.from_numpy(node)] = states[torch.from_numpy(token)]
+        return made
 
     @property
     def places(self) -> Integers:
@@ -59,6 +73,44 @@ class FlatBatch:
         within = np.arange(counts.sum()) - np.repeat(self.begins[:-1], counts)
         places: Integers = np.repeat(self.past, counts) + within
         return places
+
+
+def joined(sequence_id: int, start: int, parts: Sequence[Tensor]) -> HiddenStates | None:
+    """Join hidden states [n, L, D] of tokens that follow one another; None if there are none."""
+    return HiddenStates(sequence_id, start, torch.cat(list(parts))) if parts else None
+
+
+def before(
+    batch: FlatBatch, states: Tensor, parts: Sequence[Sequence[Tensor]]
+) -> tuple[HiddenStates, ...]:
+    """Return the hidden states of all tokens that were computed before the prefixes' last ones.
+
+    Args:
+        batch: what a forward computed.
+        states: of all its tokens, [T, L, D].
+        parts: of each sequence, those of what was prefilled before.
+    """
+    found = []
+    for row, (begin, own) in enumerate(zip(batch.begins.tolist()[:-1], parts, strict=True)):
+        last = begin + int(batch.missing[row]) - 1
+        whole = [*own, states[begin:last]]
+        start = int(batch.past[row]) - sum(map(len, own))
+        if sum(map(len, whole)):
+            found.append(HiddenStates(batch.sequence_ids[row], start, torch.cat(whole)))
+    return tuple(found)
+
+
+class Outputs(NamedTuple):
+    """What a forward of a flat batch gives.
+
+    Attributes:
+        logits: [B, N + 1 - first, V] of each sequence's nodes, the prefix's last token and then its
+            drafts, from the batch's `first` on. A row with fewer drafts has padding.
+        hidden: of all tokens, [T, L, D]; None where no layers were asked for.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
 
 
 class DraftedTokens:

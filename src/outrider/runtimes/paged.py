@@ -12,20 +12,21 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from threading import RLock
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, OutriderError
+from ..errors import InvalidConfigError, ModelError, OutriderError
 from ..types import trees
 from ..types.records import DraftProposal, Prefix, TargetScores
 from ..types.transfer import sent
 from .base import Capabilities, PrefillProgress, Runtime
 from .blocks import BlockCopy, BlockPool
-from .flat import Computed, DraftedTokens, FlatBatch, Integers
+from .flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, before, joined
 from .lengths import PREFILLED_ALONE, check_lengths
 from .paged_cursor import PagedCursor
 
@@ -38,6 +39,9 @@ _FEW = 4
 
 class PagedModel(Runtime):
     """A model over a pool of blocks. Several decoders, in several threads, may share one."""
+
+    _layers: tuple[int, ...] = ()
+    """Whose hidden states it gives."""
 
     def _allot(self, capabilities: Capabilities, blocks: int, chunk: int) -> None:
         """Make a pool of so many blocks, all of them free.
@@ -54,7 +58,6 @@ class PagedModel(Runtime):
         self.lock = RLock()
         self._computed: dict[int, Computed] = {}
         self._chunk = chunk
-        self._interrupted = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -66,17 +69,18 @@ class PagedModel(Runtime):
         """The sequences that have blocks."""
         return frozenset(self._computed)
 
+    @property
     @abstractmethod
-    def forward(self, batch: FlatBatch, run: Any = None) -> Tensor:
+    def layer_count(self) -> int:
+        """How many layers there are."""
+
+    @abstractmethod
+    def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
         """Compute a batch, and write its keys and values to the blocks.
 
         Args:
             batch: what is computed.
             run: computes it in place of the model, as its first layers do; None for the model.
-
-        Returns:
-            Logits [B, N + 1 - first, V] of each sequence's nodes, the prefix's last token and then
-            its drafts, from the batch's `first` on. A row with fewer drafts has padding.
         """
 
     @abstractmethod
@@ -134,10 +138,11 @@ class PagedModel(Runtime):
         check_lengths(prefixes, longest.tolist(), self.longest)
         ancestors = None if mask is None else sent(torch.from_numpy(mask), self.device)
         with self.whole():
-            starts, cached = self._enter(prefixes, PREFILLED_ALONE)
+            starts, cached, parts = self._enter(prefixes, PREFILLED_ALONE)
             tables = self._extended(prefixes, starts, lengths)
             batch = self.flat_batch(prefixes, starts, tables, proposal.tokens, lengths, ancestors)
-            logits, lengths = self.forward(batch), lengths.copy()
+            logits, states = self.forward(batch)
+            lengths = lengths.copy()
             for row in logits[..., 0].isnan().any(1).nonzero().flatten().tolist():
                 logits[row] = self._node_by_node(prefixes[row], starts[row], proposal, row)
                 lengths[row] = 0
@@ -145,7 +150,9 @@ class PagedModel(Runtime):
             placed = (proposal.structure == np.arange(proposal.width)).all(0)
             chain = int(np.logical_and.accumulate(placed).sum())
             self._settle(prefixes, DraftedTokens().add(proposal.tokens[:, :chain]), lengths)
-        return TargetScores(logits, cached)
+        if states is None:
+            return TargetScores(logits, cached)
+        return TargetScores(logits, cached, batch.nodes(states), before(batch, states, parts))
 
     def _node_by_node(
         self, prefix: Prefix, start: int, proposal: DraftProposal, row: int
@@ -177,7 +184,7 @@ class PagedModel(Runtime):
             tokens = drafted[path][None]
             lengths = np.array([len(path)])
             batch = self.flat_batch([prefix], [start], tables, tokens, lengths, None, len(path))
-            found[node] = self.forward(batch)[0, 0]
+            found[node] = self.forward(batch).logits[0, 0]
         return found
 
     @torch.inference_mode()
@@ -193,11 +200,11 @@ class PagedModel(Runtime):
         check_lengths(prefixes, [0] * len(prefixes), self.longest)
         none = np.zeros(len(prefixes), dtype=np.int64)
         with self.whole():
-            starts, _ = self._enter(prefixes, PREFILLED_ALONE)
+            starts, *_ = self._enter(prefixes, PREFILLED_ALONE)
             tables = self._extended(prefixes, starts, none + max(0, depth - 1))
             tokens = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self.device)
             batch = self.flat_batch(prefixes, starts, tables, tokens, none)
-            logits = self.forward(batch, run)[:, 0]
+            logits = self.forward(batch, run).logits[:, 0]
             drafts = DraftedTokens()
             if run is None:
                 self._settle(prefixes, drafts)
@@ -222,8 +229,18 @@ class PagedModel(Runtime):
         with self.whole():
             start, cached = self._admitted(prefix)
             stop = min(len(prefix) - 1, start + most)
-            self._prefill(prefix, start, stop)
-        return PrefillProgress(len(prefix) - 1 - stop, cached)
+            part = joined(prefix.sequence_id, start, self._prefill(prefix, start, stop))
+        return PrefillProgress(len(prefix) - 1 - stop, cached, hidden=part)
+
+    def with_hidden(self, layers: Sequence[int]) -> Self:
+        """Return this model, over the same blocks, with hidden states; see `Runtime`."""
+        last = self.layer_count
+        for layer in layers:
+            if not 0 <= layer <= last:
+                raise InvalidConfigError("hidden_layers", layer, f"layers from 0 to {last}")
+        other = copy(self)
+        other._layers = tuple(layers)
+        return other
 
     def holds(self, prefixes: Sequence[Prefix], held: Sequence[Computed]) -> bool:
         """Whether of these sequences nothing was computed since this was all."""
@@ -234,16 +251,16 @@ class PagedModel(Runtime):
     def whole(self) -> Iterator[None]:
         """Make a call whole before the next; what an interrupted one left is forgotten."""
         with self.lock:
-            if self._interrupted:
+            if self.pool.interrupted:
                 _LOG.warning("a call was interrupted: what was computed is computed anew")
                 self._forget()
-            self._interrupted = True
+            self.pool.interrupted = True
             try:
                 yield
             except OutriderError:
-                self._interrupted = False
+                self.pool.interrupted = False
                 raise
-            self._interrupted = False
+            self.pool.interrupted = False
 
     def _forget(self) -> None:
         self._computed.clear()
@@ -270,7 +287,7 @@ class PagedModel(Runtime):
 
     def _enter(
         self, prefixes: Sequence[Prefix], together: int
-    ) -> tuple[list[int], tuple[int, ...]]:
+    ) -> tuple[list[int], tuple[int, ...], list[list[Tensor]]]:
         """Admit sequences, and prefill those that miss much, one by one, so that others share it.
 
         Args:
@@ -278,20 +295,23 @@ class PagedModel(Runtime):
             together: rows that miss more tokens than this are prefilled.
 
         Returns:
-            The first position of each that is still to be computed, and how many tokens of each new
-            one were found computed.
+            The first position of each that is still to be computed, how many tokens of each new
+            one were found computed, and the hidden states of what was prefilled.
         """
         if len(prefixes) == 1 and together == PREFILLED_ALONE:
             together = self._chunk
-        starts, cached = [], []
+        starts: list[int] = []
+        cached: list[int] = []
+        parts: list[list[Tensor]] = []
         for prefix in prefixes:
             start, found = self._admitted(prefix)
+            parts.append([])
             if len(prefix) - start > min(together, self._chunk):
-                self._prefill(prefix, start, len(prefix) - 1)
+                parts[-1] = self._prefill(prefix, start, len(prefix) - 1)
                 start = len(prefix) - 1
             starts.append(start)
             cached.append(found)
-        return starts, tuple(cached)
+        return starts, tuple(cached), parts
 
     def _extended(
         self, prefixes: Sequence[Prefix], starts: Sequence[int], more: Integers
@@ -352,20 +372,37 @@ class PagedModel(Runtime):
         positions = positions.clamp(max=self.longest - 1)
         ids = [prefix.sequence_id for prefix in prefixes]
         return FlatBatch(
-            tokens, positions, ids, past, missing, lengths, tables, ancestors, width, first
+            tokens=tokens,
+            positions=positions,
+            sequence_ids=ids,
+            past=past,
+            missing=missing,
+            drafted=lengths,
+            tables=tables,
+            ancestors=ancestors,
+            width=width,
+            first=first,
+            layers=self._layers,
         )
 
-    def _prefill(self, prefix: Prefix, start: int, end: int) -> None:
-        """Compute the tokens of a prefix from `start` to `end`, a chunk at a time."""
+    def _prefill(self, prefix: Prefix, start: int, end: int) -> list[Tensor]:
+        """Compute the tokens of a prefix from `start` to `end`, a chunk at a time.
+
+        Returns:
+            The hidden states of each chunk, [n, L, D], if they are asked for.
+        """
+        parts: list[Tensor] = []
         none = np.zeros(1, dtype=np.int64)
         tokens = torch.empty(1, 0, dtype=torch.int64, device=self.device)
         while start < end:
             stop = min(end, start + self._chunk)
             part = Prefix(prefix.sequence_id, prefix.tokens[:stop])
             tables = self._extended([part], [start], none)
-            self.forward(self.flat_batch([part], [start], tables, tokens, none))
+            states = self.forward(self.flat_batch([part], [start], tables, tokens, none)).hidden
             self._settle([part], DraftedTokens())
+            parts += [] if states is None else [states]
             start = stop
+        return parts
 
     def _settle(
         self,

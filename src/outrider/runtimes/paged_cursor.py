@@ -74,7 +74,7 @@ class PagedCursor(Cursor):
             positions = sent(torch.from_numpy(past.clip(max=model.longest - 1)), model.device)
             ids = [prefix.sequence_id for prefix in self._prefixes]
             batch = FlatBatch(tokens, positions, ids, past, one, 0 * one, tables)
-            self._logits = model.forward(batch, self._run)[:, 0]
+            self._logits = model.forward(batch, self._run).logits[:, 0]
             # Noted only now: a forward that did not end has computed nothing to be relied on.
             self._drafts.add(tokens[:, None])
         return self._logits
@@ -100,7 +100,7 @@ class PagedCursor(Cursor):
             batch = model.flat_batch(
                 self._prefixes, lasts, tables, nodes, widths, ancestors, width - new + 1
             )
-            logits = model.forward(batch, self._run)
+            logits = model.forward(batch, self._run).logits
             if self._nodes is None:
                 self._drafts.add(tokens[:, :1])  # what follows need not stand in its place
         self._nodes = nodes, ancestors

@@ -33,6 +33,7 @@ __all__ = [
     "DraftProposal",
     "DraftTree",
     "FinishReason",
+    "HiddenStates",
     "Output",
     "Prefix",
     "RoundRecord",
@@ -188,6 +189,21 @@ class DraftProposal:
         return trees.chain(*self.tokens.shape) if self.parents is None else self.parents
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenStates:
+    """What some layers made of tokens of one sequence that follow one another.
+
+    Attributes:
+        sequence_id: of the sequence.
+        start: the position of the first of these tokens.
+        states: [n, L, D]: after layer `layers[i]` at index i, where layer 0 is the embedding.
+    """
+
+    sequence_id: int
+    start: int
+    states: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class TargetScores:
     """What the target computes of B prefixes and their drafts.
@@ -196,10 +212,14 @@ class TargetScores:
         logits: [B, N + 1, V], after each node, the prefix first, then each drafted token.
         cached: the number of tokens of each prefix that is new to the target and that were found in
             its cache; 0 of a prefix that it goes on with. Empty where it is not known.
+        hidden: hidden states of the nodes, [B, N + 1, L, D]; None where none were asked for.
+        prefilled: those of the tokens before the prefix's last one that were computed as well.
     """
 
     logits: Tensor
     cached: tuple[int, ...] = ()
+    hidden: Tensor | None = None
+    prefilled: tuple[HiddenStates, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

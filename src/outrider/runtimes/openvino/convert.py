@@ -45,7 +45,10 @@ GRAPH = "model.xml"
 INPUTS = ("input_ids", "position_ids", "kept")
 """Tokens and their positions, int64 [T], and the tokens whose logits are wanted, int64 [K]."""
 
-_KIND = 4
+HIDDEN = "hidden."
+"""The outputs after the logits: what each layer makes of all tokens, [T, D]; 0 is the embedding."""
+
+_KIND = 5
 """Counts what the graphs have been."""
 
 _PAGED = "outrider_paged"
@@ -143,21 +146,22 @@ class _Attention:
 
 
 class _Traced(Module):
-    """A model as the graph is to be: flat tokens in, logits of some of them out."""
+    """A model as the graph is to be: flat tokens in, logits of some of them and all states out."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self._model = model
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, kept: Tensor) -> Tensor:
-        """Return logits [K, V]."""
-        logits: Tensor = self._model(
+    def forward(self, input_ids: Tensor, position_ids: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        """Return logits [K, V], and hidden states [T, D] of each layer, the embedding first."""
+        found = self._model(
             input_ids=input_ids[None],
             position_ids=position_ids[None],
             use_cache=False,
             logits_to_keep=kept,
-        ).logits
-        return logits[0]
+            output_hidden_states=True,
+        )
+        return found.logits[0], *(states[0] for states in found.hidden_states)
 
 
 def converted(model: Any, weights: Weights | None, layers: int) -> ov.Model:
@@ -199,7 +203,8 @@ def _convert(model: Any, layers: int) -> ov.Model:
             warnings.catch_warnings(action="ignore"),
             _quiet("transformers"),
         ):
-            wide = twin(model if model.dtype == torch.float32 else Module.float(deepcopy(model)))
+            wide = model if model.dtype == torch.float32 else Module.float(deepcopy(model))
+            wide = twin(wide, records=True)
             wide.set_attn_implementation(_PAGED)
             # Not traced a second time to compare: `_compare` does that on the result.
             decoder = TorchScriptPythonDecoder(
@@ -219,6 +224,8 @@ def _convert(model: Any, layers: int) -> ov.Model:
         port.get_tensor().set_names({name})
         port.get_node().set_friendly_name(name)
         port.get_node().set_partial_shape(ov.PartialShape([-1]))
+    for layer, port in enumerate(graph.outputs[1:]):
+        port.get_tensor().set_names({f"{HIDDEN}{layer}"})
     graph.validate_nodes_and_infer_types()
     graph.set_rt_info(json.dumps([asdict(site) for site in attention.sites]), _SITES)
     return graph

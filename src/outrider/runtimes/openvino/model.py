@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from ...types.records import Distributions, DraftProposal, Prefix
 from .. import kept
 from ..base import rounding_of, tolerated
 from ..blocks import BlockCopy
-from ..flat import FlatBatch
+from ..flat import FlatBatch, Outputs
 from ..transformers.early_exit import truncated
 from ..transformers.model import TransformersModel
 from ..transformers.support import Architecture, Run
@@ -71,8 +71,8 @@ class OpenVinoModel(TransformersModel):
         MissingExtraError: openvino is not installed, or nncf for `weights`.
     """
 
-    _new: tuple[ov.Model, Path] | None = None
-    """A graph that is not kept yet, and the folder for it."""
+    _new: Path | None = None
+    """The folder for a graph that is not kept yet."""
 
     def __init__(
         self,
@@ -119,8 +119,7 @@ class OpenVinoModel(TransformersModel):
                 f"every shape of input ({first}); use TransformersModel"
             ) from error
         if self._new is not None:
-            graph, place = self._new
-            kept.keep(place, partial(write, graph))
+            kept.keep(self._new, partial(write, self._source))
             self._new = None
 
     @property
@@ -150,7 +149,17 @@ class OpenVinoModel(TransformersModel):
         with self.lock:
             self._forget()
 
-    def forward(self, batch: FlatBatch, run: Any = None) -> Tensor:
+    def with_hidden(self, layers: Sequence[int]) -> Self:
+        """Return this model, over the same blocks, with hidden states; see `Runtime`.
+
+        The graph is compiled once more.
+        """
+        other = super().with_hidden(layers)
+        graph = PagedGraph(self._source, self._graph.precision, self._kv_dtype, other._layers)
+        other._calls = self._calls.beside(graph)
+        return other
+
+    def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
         """Compute a batch as it is; see `PagedModel`."""
         calls, window = run or self._calls, self._graph.window
         ends = batch.past + batch.missing + batch.drafted
@@ -194,14 +203,14 @@ class OpenVinoModel(TransformersModel):
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
         place = self._folder / key_of(run, self._weights, self._fingerprint)
         known = kept.find(place)
-        layers, weights = len(architecture.layers), self._weights
-        graph = ov.Core().read_model(place / GRAPH) if known else converted(run, weights, layers)
+        graph = ov.Core().read_model(place / GRAPH) if known else None
+        graph = graph or converted(run, self._weights, len(architecture.layers))
         # Beside rounded weights bfloat16 rounds more, and takes as long.
         narrow = self.hf_model.dtype == torch.bfloat16 and self._weights is None
         usual: Precision = "bfloat16" if narrow else "float32"
         self._graph = PagedGraph(graph, self._precision or usual, self._kv_dtype)
-        if not known:
-            self._new = graph, place
+        self._source = graph
+        self._new = None if known else place
         return run, architecture
 
     @torch.inference_mode()

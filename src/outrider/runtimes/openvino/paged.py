@@ -8,12 +8,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ...errors import missing
 from ..blocks import SIZE, BlockCopy
-from ..flat import FlatBatch
-from .convert import INPUTS, Site, sites_of
+from ..flat import FlatBatch, Outputs
+from .convert import HIDDEN, INPUTS, Site, sites_of
 
 with missing("openvino"):
     import openvino as ov
@@ -44,8 +43,16 @@ _TABLES = (
 _NO_TREES = np.zeros(0, np.uint8), np.zeros(0, np.int32)
 
 
-def page(graph: ov.Model) -> ov.Model:
-    """Put attention over blocks in the place of a graph's placeholders, and add its inputs."""
+def page(graph: ov.Model, layers: Sequence[int] = ()) -> ov.Model:
+    """Put attention over blocks in the place of a graph's placeholders, and add its inputs.
+
+    Of hidden states those of some layers stay.
+    """
+    wanted = {f"{HIDDEN}{layer}" for layer in layers}
+    for result in graph.get_results():
+        names = result.input_value(0).get_names()
+        if any(name.startswith(HIDDEN) for name in names) and not wanted & names:
+            graph.remove_result(result)
     shared = {name: _table(name) for name in _TABLES}
     added = list(shared.values())
     holes = {node.get_friendly_name(): node for node in graph.get_ops()}
@@ -121,6 +128,7 @@ class PagedGraph:
         precision: of products, where the processor has it.
         kv_dtype: of keys and values; None is that of the products. In 8 bits each token's have a
             scale of their own, so that what a rejected draft leaves does not change the others'.
+        layers: whose hidden states it gives; 0 is the embedding.
 
     Attributes:
         window: the fewest tokens that a layer sees; 0 where all layers see all.
@@ -128,7 +136,11 @@ class PagedGraph:
     """
 
     def __init__(
-        self, graph: ov.Model, precision: Precision, kv_dtype: KvType | None = None
+        self,
+        graph: ov.Model,
+        precision: Precision,
+        kv_dtype: KvType | None = None,
+        layers: Sequence[int] = (),
     ) -> None:
         windows = [site.window for site in sites_of(graph) if site.window]
         self.window = min(windows, default=0)
@@ -142,7 +154,7 @@ class PagedGraph:
             settings["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
         constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
         small = sum(node.get_byte_size() for node in constants) <= _SMALL
-        paged, core = page(graph.clone()), ov.Core()
+        paged, core = page(graph.clone(), layers), ov.Core()
         self.compiled = [core.compile_model(paged, "CPU", settings) for _ in range(1 + small)]
         self.caches = [port for port in self.compiled[0].inputs if "." in port.get_any_name()]
 
@@ -190,7 +202,7 @@ class PagedRun:
 
     def beside(self, graph: PagedGraph) -> PagedRun:
         """Make calls of a graph of the first layers, over the same blocks."""
-        return PagedRun(graph, self._blocks, self._stored)
+        return PagedRun(graph, self._blocks, self._stored[: len(graph.caches)])
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first tokens of blocks."""
@@ -205,7 +217,7 @@ class PagedRun:
             for block in blocks[:1]:
                 stored[block, :, kept:] = 0
 
-    def __call__(self, batch: FlatBatch) -> Tensor:
+    def __call__(self, batch: FlatBatch) -> Outputs:
         """Compute a batch; see `PagedModel.forward`."""
         counts, begins = batch.missing + batch.drafted, batch.begins
         ends = batch.past + counts
@@ -240,11 +252,13 @@ class PagedRun:
         found, width = request.get_output_tensor(0).data, batch.width + 1 - batch.first
         if len(found) != len(row):
             raise RuntimeError(f"logits of {len(found)} tokens in place of {len(row)}")
+        states = [request.get_tensor(f"{HIDDEN}{layer}").data for layer in batch.layers]
+        hidden = torch.from_numpy(np.stack(states, 1)) if states else None
         if (nodes == width).all():
-            return torch.from_numpy(found.copy()).view(len(nodes), width, -1)
+            return Outputs(torch.from_numpy(found.copy()).view(len(nodes), width, -1), hidden)
         made = np.zeros((len(nodes), width, found.shape[1]), found.dtype)
         made[row, node] = found
-        return torch.from_numpy(made)
+        return Outputs(torch.from_numpy(made), hidden)
 
 
 def _trees(batch: FlatBatch, counts: NDArray[np.int64]) -> tuple[Array, Array]:

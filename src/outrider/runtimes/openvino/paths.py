@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from ..flat import FlatBatch
+from ..flat import FlatBatch, Outputs
 from ..paged import PagedModel
 
 _FIRST = -1000
@@ -21,7 +21,9 @@ _FIRST = -1000
 Path = NDArray[np.int64]
 
 
-def by_paths(model: PagedModel, batch: FlatBatch, compute: Callable[[FlatBatch], Tensor]) -> Tensor:
+def by_paths(
+    model: PagedModel, batch: FlatBatch, compute: Callable[[FlatBatch], Outputs]
+) -> Outputs:
     """Compute the logits of trees.
 
     Args:
@@ -58,13 +60,18 @@ def by_paths(model: PagedModel, batch: FlatBatch, compute: Callable[[FlatBatch],
         drafted=lengths,
         tables=[model.pool.blocks(name) for name in names],
         width=int(lengths.max()),
+        layers=batch.layers,
     )
-    logits = compute(flat)
+    logits, states = compute(flat)
     model.pool.release([name for name in names if name <= _FIRST], discard=True)
     made = logits.new_zeros(len(batch.tables), batch.width + 1, logits.shape[2])
     for (row, path), own in zip(found, logits, strict=True):
         made[row, np.append(0, path + 1)] = own[: len(path) + 1]
-    return made[:, batch.first :]
+    hidden = None
+    if states is not None:
+        hidden = states.new_zeros(len(batch.tokens), *states.shape[1:])
+        hidden[torch.from_numpy(index)] = states
+    return Outputs(made[:, batch.first :], hidden)
 
 
 def _paths(ancestors: NDArray[np.bool_], drafted: int) -> list[Path]:

@@ -16,7 +16,7 @@ from ...config.validation import integer
 from ...errors import InvalidConfigError
 from ..base import Capabilities, rounding_of
 from ..blocks import SIZE, BlockCopy
-from ..flat import FlatBatch
+from ..flat import FlatBatch, Outputs
 from ..lengths import checked_length
 from ..memory import affordable
 from ..paged import PagedModel
@@ -142,20 +142,36 @@ class TransformersModel(PagedModel):
         super()._forget()
         self.clear_blocks(range(self.pool.count))
 
-    def forward(self, batch: FlatBatch, run: Any = None) -> Tensor:
+    def with_hidden(self, layers: Sequence[int]) -> Self:
+        """Return this model, over the same blocks, with hidden states; see `Runtime`."""
+        other = super().with_hidden(layers)
+        other.run = twin(self.hf_model, records=True)
+        return other
+
+    @property
+    def layer_count(self) -> int:
+        """How many layers there are."""
+        return len(self._architecture.layers)
+
+    def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
         """Compute a batch as rows of equal length; see `PagedModel`."""
         grid = Grid.of(batch)
         self._cache.set_batch(grid)
         keep = grid.tokens.shape[1] - int(batch.missing.max()) + 1 - batch.first
-        logits: Tensor = (run or self.run)(
+        found = (run or self.run)(
             input_ids=grid.tokens,
             attention_mask=grid.masks(self._architecture.windows, self._architecture.dtype),
             position_ids=grid.positions,
             use_cache=True,
             logits_to_keep=keep,
+            **({"output_hidden_states": True} if batch.layers else {}),
             **{self._architecture.cache_name: self._cache},
-        ).logits
-        return pad(logits, (0, 0, 0, batch.width + 1 - batch.first - keep))
+        )
+        logits = pad(found.logits, (0, 0, 0, batch.width + 1 - batch.first - keep))
+        if not batch.layers:
+            return Outputs(logits)
+        states = torch.stack([found.hidden_states[layer] for layer in batch.layers], 2)
+        return Outputs(logits, states[grid.rows, grid.columns])
 
     def uncached(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute logits [B, n, V] after each token of B texts, without a cache."""

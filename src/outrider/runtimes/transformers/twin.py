@@ -7,7 +7,7 @@ meanwhile by others.
 
 from __future__ import annotations
 
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 from torch.nn import Module
@@ -16,7 +16,10 @@ from transformers import PreTrainedConfig
 from . import attention
 
 
-def twin(hf_model: Any) -> Any:
+_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+
+
+def twin(hf_model: Any, *, records: bool = False) -> Any:
     """Make a model that computes as another does, in evaluation mode, by `grouped_attention`.
 
     One for which there is no "sdpa", for its soft caps or sinks, keeps its own "eager" attention.
@@ -25,6 +28,8 @@ def twin(hf_model: Any) -> Any:
 
     Args:
         hf_model: a `PreTrainedModel`, which is left as it is.
+        records: whether it is to be asked for hidden states. Transformers adds hooks for that,
+            which then are its own: those that are added to the other later are not followed.
     """
     copies: dict[int, Module] = {}
     configs: dict[int, Any] = {}
@@ -39,6 +44,8 @@ def twin(hf_model: Any) -> Any:
                 if isinstance(value, PreTrainedConfig):
                     vars(other)[name] = deepcopy(value, configs)
             other.training = False
+            for name in _HOOKS if records else ():
+                vars(other)[name] = copy(vars(other)[name])
         return copies[id(module)]
 
     model: Any = copied(hf_model)
