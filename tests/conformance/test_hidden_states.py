@@ -61,7 +61,7 @@ def test_hidden_states_are_the_models_own(family: str, kind: str, folder: Path) 
     close(scores.prefilled[0].states, own[:39])
     close(scores.hidden[0], own[39:])
     short = expected(model, [50, 51, 52, 8])
-    assert (scores.prefilled[1].sequence_id, scores.prefilled[1].start) == (2, 0)
+    assert (scores.prefilled[1].prefix.sequence_id, scores.prefilled[1].start) == (2, 0)
     close(scores.prefilled[1].states, short[:2])
     close(scores.hidden[1, :2], short[2:])
     # One draft was kept, and then a tree follows: what was computed before is not computed again.
@@ -85,7 +85,7 @@ def test_hidden_states_are_the_models_own(family: str, kind: str, folder: Path) 
 
 
 def test_layers_that_there_are_not_are_refused() -> None:
-    with pytest.raises(InvalidConfigError, match="hidden_layers=4 is not allowed.*from 0 to 3"):
+    with pytest.raises(InvalidConfigError, match=r"hidden_layers=4 is not allowed.*from 0 to 3"):
         TransformersModel(random_model("llama")).with_hidden((1, 4))
     with pytest.raises(ModelError, match="TabularModel gives no hidden states"):
         mock_pair(5, seed=1)[0].with_hidden((1,))

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types.records import MODEL, Children, Distributions, DraftPlan, DraftProposal, Prefix
+from ..types.records import (
+    MODEL,
+    Children,
+    Distributions,
+    DraftPlan,
+    DraftProposal,
+    HiddenStates,
+    Prefix,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -133,12 +141,14 @@ class Drafter(ABC):
         models: models and drafters behind this one, whose room the engine has to know of.
         cost_ratio: a draft step beside a plain forward of the target; None if that is unknown.
         looks_up: whether some of its tokens take no step of a model.
+        hidden_layers: of the target, whose hidden states it drafts from; see `observe_round`.
     """
 
     source: str = MODEL
     models: Sequence[object] = ()
     cost_ratio: float | None = None
     looks_up: bool = False
+    hidden_layers: Sequence[int] = ()
 
     @property
     @abstractmethod
@@ -157,6 +167,17 @@ class Drafter(ABC):
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget sequences that end; with `discard`, share nothing of them. Ids may be unknown."""
         del sequence_ids, discard
+
+    def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
+        """Receive the hidden states of what the target computed, if `hidden_layers` names some.
+
+        Args:
+            hidden: of each sequence, of tokens that follow one another: those that were prefilled,
+                and those that the round kept. There are none of the token that it emitted last, nor
+                of tokens that were found in the target's cache. The layers are `hidden_layers`, in
+                that order.
+        """
+        del hidden
 
     def observe_output(self, prefixes: Sequence[Prefix]) -> None:
         """Learn from whole sequences that ended; they are released next."""

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from ..errors import InvalidConfigError, about
 from ..policies.base import Policy
 from ..sampling.pipeline import LogitsPipeline
 from ..types.protocols import Tokenizer
-from ..types.records import MODEL, DraftProposal, RoundRecord, RowOutcome, SequenceState
+from ..types.records import (
+    MODEL,
+    DraftProposal,
+    HiddenStates,
+    RoundRecord,
+    RowOutcome,
+    SequenceState,
+    TargetScores,
+)
 from .batch import Batch
 from .context import RoundContext
 from .readback import RowVerdict
@@ -60,6 +70,23 @@ def advance(
         )
         emitted.append(tokens)
     return emitted, states
+
+
+def kept_states(
+    batch: Batch, rows: Sequence[RowVerdict], scores: TargetScores
+) -> list[HiddenStates]:
+    """Return the hidden states of what a round prefilled and kept; none if there are none."""
+    if scores.hidden is None:
+        return []
+    before = {each.prefix.sequence_id: each for each in scores.prefilled}
+    found = []
+    for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
+        name, own = state.prefix.sequence_id, scores.hidden[index, row.nodes]
+        start = len(state.prefix) - 1
+        if name in before:
+            start, own = before[name].start, torch.cat([before[name].states, own])
+        found.append(HiddenStates(state.prefix.extended(row.path), start, own))
+    return found
 
 
 def check_steppable(batch: Batch) -> None:

@@ -34,7 +34,7 @@ from ..types.records import (
 )
 from ..verification import Verifier
 from .batch import Batch, StepResult
-from .commit import advance, check_steppable, confidence_of, record_of
+from .commit import advance, check_steppable, confidence_of, kept_states, record_of
 from .compatibility import check_lossy, check_parts, check_vocabularies, common_device, parts_of
 from .context import RoundContext
 from .drafting import Drafting
@@ -121,6 +121,8 @@ class SpeculativeDecoder:
         self._drafting = Drafting(
             self.drafter, drafters, self.config, target.vocab_size, self._device
         )
+        if self._drafting.hidden_layers:
+            self.target = target.with_hidden(self._drafting.hidden_layers)
         self._check_scores = wanted(self.config.validate, [target])
         self._limits = Limits(
             target.vocab_size,
@@ -221,6 +223,7 @@ class SpeculativeDecoder:
         """
         with computing(self.target):
             found = self.target.prefill(state.prefix, most)
+        self._drafting.observe_round([] if found.hidden is None else [found.hidden])
         if found.missing or not self._plan([state]).model_depth.any():
             return found
         start = perf_counter()
@@ -259,6 +262,7 @@ class SpeculativeDecoder:
         emitted, states = advance(
             batch, proposal, confidence, rows, pipeline, self.policy, self.tokenizer
         )
+        self._drafting.observe_round(kept_states(batch, rows, scores))
         tops = [state.params.logprobs for state in states]
         logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
         prefilled = [state.draft_prefill_s for state in batch.states if not state.round]
@@ -276,7 +280,11 @@ class SpeculativeDecoder:
             return DraftPlan(np.zeros(len(states), dtype=np.int64))
         plan = self.policy.plan(self.knowledge, states)
         check_plan(plan, states)
-        drafting = np.array([state.drafting for state in states])
+        # Before a sequence's first round there are no hidden states of its last token.
+        first = bool(self._drafting.hidden_layers) and not self.drafter.looks_up
+        drafting = np.array(
+            [state.drafting and not (first and not state.round) for state in states]
+        )
         return plan if drafting.all() else replace(plan, depth=np.where(drafting, plan.depth, 0))
 
     def _score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:

@@ -13,7 +13,7 @@ import torch
 from ..config.params import SpeculativeConfig
 from ..drafters.base import DraftContext, Drafter, nothing_drafted
 from ..errors import CacheFullError, DraftError, KeyReuseError, OutriderError
-from ..types.records import DraftPlan, DraftProposal, Prefix
+from ..types.records import DraftPlan, DraftProposal, HiddenStates, Prefix
 from .batch import Batch
 from .validation import check_proposal, wanted
 
@@ -29,6 +29,9 @@ class Drafting:
         config: whether proposals are checked, and what follows where the drafter fails.
         vocab_size: the target's.
         device: where proposals are expected.
+
+    Attributes:
+        hidden_layers: of the target, whose hidden states any of them needs, in order.
     """
 
     def __init__(
@@ -46,6 +49,24 @@ class Drafting:
         self._logged = False
         self._vocab_size = vocab_size
         self._device = device
+        wanted_layers = {layer for each in behind for layer in each.hidden_layers}
+        self.hidden_layers = tuple(sorted(wanted_layers))
+
+    def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
+        """Give drafters the hidden states of their layers, of those of `hidden_layers`.
+
+        Raises:
+            DraftError: one raised, unless `on_draft_error` is "disable".
+        """
+        for drafter in self._behind if hidden else ():
+            places = [self.hidden_layers.index(layer) for layer in drafter.hidden_layers]
+            if places:
+                own = [replace(each, states=each.states[:, places]) for each in hidden]
+                try:
+                    with _guarded(drafter):
+                        drafter.observe_round(own)
+                except DraftError as error:
+                    self._pass_over(error)
 
     def prefill_prompts(self, batch: Batch, plan: DraftPlan) -> tuple[int, ...]:
         """Let a drafter in the target's slots prefill new prompts, in the target's time.

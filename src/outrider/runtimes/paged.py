@@ -152,7 +152,9 @@ class PagedModel(Runtime):
             self._settle(prefixes, DraftedTokens().add(proposal.tokens[:, :chain]), lengths)
         if states is None:
             return TargetScores(logits, cached)
-        return TargetScores(logits, cached, batch.nodes(states), before(batch, states, parts))
+        return TargetScores(
+            logits, cached, batch.nodes(states), before(prefixes, batch, states, parts)
+        )
 
     def _node_by_node(
         self, prefix: Prefix, start: int, proposal: DraftProposal, row: int
@@ -229,7 +231,7 @@ class PagedModel(Runtime):
         with self.whole():
             start, cached = self._admitted(prefix)
             stop = min(len(prefix) - 1, start + most)
-            part = joined(prefix.sequence_id, start, self._prefill(prefix, start, stop))
+            part = joined(prefix, start, self._prefill(prefix, start, stop))
         return PrefillProgress(len(prefix) - 1 - stop, cached, hidden=part)
 
     def with_hidden(self, layers: Sequence[int]) -> Self:

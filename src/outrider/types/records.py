@@ -194,12 +194,12 @@ class HiddenStates:
     """What some layers made of tokens of one sequence that follow one another.
 
     Attributes:
-        sequence_id: of the sequence.
-        start: the position of the first of these tokens.
+        prefix: the sequence's text up to the last of these tokens.
+        start: the position of the first of them.
         states: [n, L, D]: after layer `layers[i]` at index i, where layer 0 is the embedding.
     """
 
-    sequence_id: int
+    prefix: Prefix
     start: int
     states: Tensor
 

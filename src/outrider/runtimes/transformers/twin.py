@@ -15,7 +15,6 @@ from transformers import PreTrainedConfig
 
 from . import attention
 
-
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
