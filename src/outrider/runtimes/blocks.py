@@ -78,12 +78,14 @@ class BlockPool:
 
     Attributes:
         interrupted: set by its user while what it says may not be true.
+        touched: how many of the first blocks were ever used.
     """
 
     def __init__(self, count: int, size: int = SIZE) -> None:
         self.count = count
         self.size = size
         self.interrupted = False
+        self.touched = 0
         self.forget()
 
     def forget(self) -> None:
@@ -269,6 +271,7 @@ class BlockPool:
             del self._idle[block]
             self._strike(block)
         self._users[block] = 1
+        self.touched = max(self.touched, block + 1)
         return block
 
     def _give_back(self, blocks: Sequence[int]) -> None:

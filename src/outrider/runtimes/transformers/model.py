@@ -140,7 +140,7 @@ class TransformersModel(PagedModel):
 
     def _forget(self) -> None:
         super()._forget()
-        self.clear_blocks(range(self.pool.count))
+        self.clear_blocks(range(self.pool.touched))
 
     def with_hidden(self, layers: Sequence[int]) -> Self:
         """Return this model, over the same blocks, with hidden states; see `Runtime`."""
