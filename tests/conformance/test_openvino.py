@@ -19,7 +19,7 @@ from outrider.config.sources import Weights
 from outrider.drafters.base import nothing_drafted
 from outrider.errors import InvalidConfigError, ModelError
 from outrider.runtimes.base import Runtime, rounding_of
-from outrider.runtimes.flat import FlatBatch
+from outrider.runtimes.flat import FlatBatch, Outputs
 from outrider.runtimes.loading import LoadOptions, load_model
 from outrider.runtimes.openvino import convert
 from outrider.runtimes.openvino.model import OpenVinoModel
@@ -95,8 +95,8 @@ class Narrow(PagedGraph):
 
 
 class OnSuchAProcessor(OpenVinoModel):
-    def forward(self, batch: FlatBatch, run: Any = None) -> torch.Tensor:
-        return super().forward(batch, run).bfloat16().float()
+    def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
+        return Outputs(super().forward(batch, run).logits.bfloat16().float())
 
 
 class CutsNothingThere(CutsNothing, OnSuchAProcessor):
