@@ -14,10 +14,11 @@ from transformers import LlamaForCausalLM
 from outrider import EarlyExitDrafter, SamplingParams, SpeculativeDecoder, TransformersModel
 from outrider.certify.kits.references import FreshRuntime, TransformersReference
 from outrider.certify.kits.runtime import check_runtime
+from outrider.certify.kits.runtime_case import proposal
 from outrider.certify.runtime import runtime_tier
 from outrider.config.sources import Weights
 from outrider.drafters.base import nothing_drafted
-from outrider.errors import InvalidConfigError, ModelError
+from outrider.errors import CacheFullError, InvalidConfigError, ModelError
 from outrider.runtimes.base import Runtime, rounding_of
 from outrider.runtimes.flat import FlatBatch, Outputs
 from outrider.runtimes.loading import LoadOptions, load_model
@@ -317,3 +318,27 @@ def test_a_long_text_leaves_short_ones_right(folder: Path) -> None:
 def test_a_bad_precision_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="precision='int2'"):
         OpenVinoModel(random_model("llama").float(), precision=cast(Any, "int2"))
+
+
+def test_one_sequence_suffices(folder: Path) -> None:
+    model = OpenVinoModel(random_model("llama").float(), max_sequences=1, cache_dir=folder)
+    assert _logits(model).isfinite().all()
+
+
+def test_hidden_states_stay_where_a_runtime_is_made_anew(folder: Path) -> None:
+    model = OpenVinoModel(random_model("llama").float(), cache_dir=folder)
+    other = model.with_hidden((1,)).fresh(2)
+    found = other.verify([Prefix(1, [1, 2, 3])], nothing_drafted(1, other.device))
+    assert found.hidden is not None
+
+
+def test_paths_that_find_no_room_leave_none_taken(folder: Path) -> None:
+    given = random_model("mistral").float()
+    each = OpenVinoModel(given, cache_dir=folder)._block_bytes()
+    model = OpenVinoModel(given, max_length=64, kv_cache_memory=4 * each, cache_dir=folder)
+    tree = ([*range(6)], [0] * 6)
+    with pytest.raises(CacheFullError):
+        model.verify([Prefix(1, [i % 50 + 1 for i in range(40)])], proposal([tree]))
+    model.check_integrity()
+    model.release([1])
+    assert model.pool.available == 4

@@ -174,8 +174,8 @@ class Drafter(ABC):
         Args:
             hidden: of each sequence, of tokens that follow one another: those that were prefilled,
                 and those that the round kept. There are none of the token that it emitted last, nor
-                of tokens that were found in the target's cache. The layers are `hidden_layers`, in
-                that order.
+                of tokens that were found in the target's cache: nothing is to be drafted where
+                those that are needed are not known. The layers are `hidden_layers`, in that order.
         """
         del hidden
 

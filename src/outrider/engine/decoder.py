@@ -16,7 +16,7 @@ from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.validation import choice
 from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
-from ..errors import DraftError, InvalidConfigError, OutriderError, computing
+from ..errors import CacheFullError, DraftError, InvalidConfigError, OutriderError, computing
 from ..policies import policy_of
 from ..policies.base import Policy
 from ..random import Philox4x32
@@ -195,6 +195,7 @@ class SpeculativeDecoder:
             InvalidConfigError: the batch is empty, or has a finished sequence or one twice; or a
                 policy of your own made no plan that can be carried out.
             DraftError: the drafter failed, unless `on_draft_error` is "disable".
+            CacheFullError: a model's cache has no room for all of them; nothing has changed.
             ModelError: the target raised.
             DegenerateDistributionError: the target's logits hold NaN, +inf or nothing finite.
         """
@@ -205,6 +206,8 @@ class SpeculativeDecoder:
                 result = self._round(batch, chance, failed=failed)
                 break
             except DraftError as error:
+                if isinstance(error.__cause__, CacheFullError) and len(batch.states) > 1:
+                    raise error.__cause__ from None  # others may give way
                 batch, failed = self._drafting.without_failed(batch, error), True
         if chance is None:
             self.observe(result)
@@ -374,11 +377,11 @@ class SpeculativeDecoder:
         ended = [] if discard else [state.prefix for state in states if state.finish_reason]
         self._free([state.prefix.sequence_id for state in states], ended, discard=discard)
 
-    def admits(self, prefix: Prefix, others: int) -> bool:
-        """Return whether all models have room for a new sequence; see `Runtime.admits`."""
+    def admits(self, prefixes: Sequence[Prefix], others: int) -> bool:
+        """Return whether all models have room for new sequences; see `Runtime.admits`."""
         for runtime in self._runtimes:
             with computing(runtime):
-                if not runtime.admits(prefix, others):
+                if not runtime.admits(prefixes, others):
                     return False
         return True
 

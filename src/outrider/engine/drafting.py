@@ -87,6 +87,7 @@ class Drafting:
 
         Raises:
             DraftError: the first that one raised, unless `on_draft_error` is "disable".
+            CacheFullError: a drafter's model has no room for it.
         """
         left = 0
         for drafter in self._behind:
@@ -94,6 +95,8 @@ class Drafting:
                 with _guarded(drafter):
                     left = max(left, drafter.prefill(prefix, most))
             except DraftError as error:
+                if isinstance(error.__cause__, CacheFullError):
+                    raise error.__cause__ from None  # others may give way
                 error.sequence_id = prefix.sequence_id
                 self._pass_over(error)
         return left
@@ -167,10 +170,10 @@ class Drafting:
 
 @contextmanager
 def _guarded(drafter: Drafter) -> Iterator[None]:
-    """Raise a DraftError where a drafter raises anything; a full cache is no fault of its own."""
+    """Raise a DraftError where a drafter raises anything."""
     try:
         yield
-    except (KeyReuseError, CacheFullError):
+    except KeyReuseError:
         raise
     except Exception as error:
         raise DraftError(

@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Self
 
 from ..errors import CacheFullError, InvalidConfigError, ModelError, OutriderError, computing
-from ..types.records import SequenceState
+from ..types.records import Prefix, SequenceState
 from .batch import StepResult
 
 if TYPE_CHECKING:
@@ -156,14 +156,17 @@ class Scheduler:
         slots = self._decoder.slots
         left = most = inf if self._prefill_chunk is None else self._prefill_chunk
         long: list[bool] = []
+        entering: list[Prefix] = []
+        others = len(self._batch.states) + len(self._prefilling)
         for state in self._waiting:
             missing = self._missing(state)
             # Further choices share what the first one prefills.
             follows = state.choice > 0 and bool(long)
             apart = long[-1] if follows else missing > most
             cost = 0 if apart else int(follows) or missing
-            others = len(self._batch.states) + len(self._prefilling) + len(long)
-            if cost > left or (others and not self._decoder.admits(state.prefix, others)):
+            entering.append(state.prefix)
+            beside = others + len(entering) > 1
+            if cost > left or (beside and not self._decoder.admits(entering, others)):
                 break
             if not slots.take(self._held, state.prefix.sequence_id):
                 break
@@ -178,8 +181,8 @@ class Scheduler:
         if long:
             admitted = [self._waiting.popleft() for _ in long]
             self._prefilling.extend(compress(admitted, long))
-            entering = [state for state, apart in zip(admitted, long, strict=True) if not apart]
-            self._batch = self._decoder.pack((*self._batch.states, *entering))
+            at_once = [state for state, apart in zip(admitted, long, strict=True) if not apart]
+            self._batch = self._decoder.pack((*self._batch.states, *at_once))
 
     def _missing(self, state: SequenceState) -> int:
         """Return how many tokens of a prompt are to be prefilled; 0 where that is no matter."""

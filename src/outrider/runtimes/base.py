@@ -237,14 +237,14 @@ class Runtime(ABC):
         """
         return PrefillProgress()
 
-    def admits(self, prefix: Prefix, others: int) -> bool:
-        """Return whether there is room for a new sequence, and for others to go on for a while.
+    def admits(self, prefixes: Sequence[Prefix], others: int) -> bool:
+        """Return whether there is room for new sequences, and for others to go on for a while.
 
         Args:
-            prefix: of the sequence.
+            prefixes: of the new ones.
             others: how many sequences go on.
         """
-        del prefix, others
+        del prefixes, others
         return True
 
     def computed(self, prefix: Prefix) -> int:

@@ -78,14 +78,12 @@ class BlockPool:
 
     Attributes:
         interrupted: set by its user while what it says may not be true.
-        touched: how many of the first blocks were ever used.
     """
 
     def __init__(self, count: int, size: int = SIZE) -> None:
         self.count = count
         self.size = size
         self.interrupted = False
-        self.touched = 0
         self.forget()
 
     def forget(self) -> None:
@@ -271,7 +269,6 @@ class BlockPool:
             del self._idle[block]
             self._strike(block)
         self._users[block] = 1
-        self.touched = max(self.touched, block + 1)
         return block
 
     def _give_back(self, blocks: Sequence[int]) -> None:
@@ -303,6 +300,10 @@ class BlockPool:
             del self._children[entry.before]
         if entry.digest is not None and self._full.get(entry.digest) == block:
             del self._full[entry.digest]
+            for other in children:  # One that holds the same takes its place.
+                if self._entries[other].digest == entry.digest:
+                    self._full[entry.digest] = other
+                    break
 
 
 def common(one: Tokens, other: Tokens) -> int:

@@ -66,6 +66,12 @@ class FlatBatch:
         made[torch.from_numpy(row), torch.from_numpy(node)] = states[torch.from_numpy(token)]
         return made
 
+    def row(self, row: int, logits: Tensor, states: Tensor | None) -> Spoilt:
+        """Return a row's part of logits [B, N + 1, V] and hidden states [T, L, D], not copied."""
+        begin, end = self.begins[row : row + 2].tolist()
+        own = None if states is None else states[begin:end]
+        return Spoilt(int(self.missing[row]), logits[row], own)
+
     @property
     def places(self) -> Integers:
         """How many tokens of its sequence come before each, as they are written, int64 [T]."""
@@ -106,6 +112,20 @@ def before(
     return tuple(each for each in found if each is not None)
 
 
+class Spoilt(NamedTuple):
+    """A row whose outputs are to be made anew.
+
+    Attributes:
+        missing: how many of its new tokens are the prefix's.
+        logits: of its nodes, [N + 1, V], to be written to.
+        states: hidden states of its new tokens, [n, L, D], likewise; None if there are none.
+    """
+
+    missing: int
+    logits: Tensor
+    states: Tensor | None
+
+
 class Outputs(NamedTuple):
     """What a forward of a flat batch gives.
 
@@ -132,7 +152,7 @@ class DraftedTokens:
 
     def add(self, tokens: Tensor) -> DraftedTokens:
         """Note that a forward has computed tokens [B, M] that follow one another."""
-        self.calls = (*self.calls, tokens)
+        self.calls = (*self.calls, tokens.clone())
         return self
 
     def row(self, index: int) -> Tokens:

@@ -26,7 +26,7 @@ from ..types.records import DraftProposal, Prefix, TargetScores
 from ..types.transfer import sent
 from .base import Capabilities, PrefillProgress, Runtime
 from .blocks import BlockCopy, BlockPool
-from .flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, before, joined
+from .flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, Spoilt, before, joined
 from .lengths import PREFILLED_ALONE, check_lengths
 from .paged_cursor import PagedCursor
 
@@ -87,15 +87,6 @@ class PagedModel(Runtime):
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first tokens of blocks, one after the other."""
 
-    @abstractmethod
-    def clear_blocks(self, blocks: Sequence[int], kept: int = 0) -> None:
-        """Zero blocks, of the first all but its first tokens: NaN spreads even where it is masked.
-
-        Args:
-            blocks: their numbers.
-            kept: how many tokens of the first stay.
-        """
-
     def check_integrity(self) -> None:
         """Raise AssertionError if what is known of the blocks contradicts itself."""
         wrong = self.pool.contradiction()
@@ -113,12 +104,14 @@ class PagedModel(Runtime):
                 self._computed.pop(sequence_id, None)
             self.pool.release(ids, discard=discard)
 
-    def admits(self, prefix: Prefix, others: int) -> bool:
-        """Return whether there are blocks for a prefix, and one for each other sequence."""
+    def admits(self, prefixes: Sequence[Prefix], others: int) -> bool:
+        """Return whether there are blocks for prefixes, and one for each other sequence."""
+        needed, size = others, self.pool.size
         with self.whole():
-            shared = self.pool.used(self.pool.find(prefix.tokens[:-1])[0])
-            needed = len(prefix) // self.pool.size + 1 - shared
-            return needed + others <= self.pool.available
+            for prefix in prefixes:
+                blocks, count = self.pool.find(prefix.tokens[:-1])
+                needed += len(prefix) // size + 1 - self.pool.used(blocks[: count // size])
+            return needed <= self.pool.available
 
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens a new sequence would find; see `Runtime.computed`."""
@@ -144,7 +137,7 @@ class PagedModel(Runtime):
             logits, states = self.forward(batch)
             lengths = lengths.copy()
             for row in logits[..., 0].isnan().any(1).nonzero().flatten().tolist():
-                logits[row] = self._node_by_node(prefixes[row], starts[row], proposal, row)
+                self._node_by_node(prefixes[row], proposal, row, batch.row(row, logits, states))
                 lengths[row] = 0
             # Of trees, the leading nodes that follow one another in every row stand in their place.
             placed = (proposal.structure == np.arange(proposal.width)).all(0)
@@ -156,38 +149,34 @@ class PagedModel(Runtime):
             logits, cached, batch.nodes(states), before(prefixes, batch, states, parts)
         )
 
-    def _node_by_node(
-        self, prefix: Prefix, start: int, proposal: DraftProposal, row: int
-    ) -> Tensor:
+    def _node_by_node(self, prefix: Prefix, proposal: DraftProposal, row: int, of: Spoilt) -> None:
         """Compute a row again whose logits have NaN, each node without what does not lead to it.
 
         A draft of which the model makes NaN or infinite keys and values spoils the logits of nodes
-        that do not see it: zero times NaN is NaN.
+        that do not see it: zero times NaN is NaN. After such drafts alone NaN is left; the blocks
+        hold nothing of the drafts.
 
         Args:
             prefix: of the row.
-            start: the first position that the forward computed.
             proposal: of all rows.
             row: its index.
-
-        Returns:
-            Its logits [N + 1, V]: NaN after such drafts alone. The blocks hold nothing of drafts.
+            of: what takes the results.
         """
         drafted, parents = proposal.tokens[row], proposal.structure[row].tolist()
-        shape = proposal.width + 1, self.vocab_size
-        found = torch.full(shape, torch.nan, dtype=torch.float64, device=self.device)
-        first, kept = divmod(start, self.pool.size)
+        start, last = len(prefix) - of.missing, of.missing - 1
+        of.logits[:] = torch.nan
         for node in (*range(int(proposal.lengths[row]) + 1), 0):  # Last, what stays.
-            if node and found[parents[node - 1], 0].isnan():
+            if node and of.logits[parents[node - 1], 0].isnan():
                 continue
             path = [step - 1 for step in trees.path(parents, node)]
-            tables = self._extended([prefix], [start], np.array([len(path)]))
-            self.clear_blocks(tables[0][first:], kept)
-            tokens = drafted[path][None]
-            lengths = np.array([len(path)])
+            lengths, tokens = np.array([len(path)]), drafted[path][None]
+            tables = self._extended([prefix], [start], lengths)
             batch = self.flat_batch([prefix], [start], tables, tokens, lengths, None, len(path))
-            found[node] = self.forward(batch).logits[0, 0]
-        return found
+            logits, states = self.forward(batch)
+            of.logits[node] = logits[0, 0]
+            if states is not None and of.states is not None:
+                of.states[last + node] = states[-1]
+                of.states[:last] = states[:last]
 
     @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int, run: Any = None) -> PagedCursor:
@@ -243,6 +232,12 @@ class PagedModel(Runtime):
         other = copy(self)
         other._layers = tuple(layers)
         return other
+
+    def uncertain(self, prefix: Prefix) -> Computed:
+        """Note that a prefix's last token has to be computed again; return what is left."""
+        known = self._computed[prefix.sequence_id].tokens[: len(prefix) - 1]
+        self._computed[prefix.sequence_id] = Computed(known)
+        return self._computed[prefix.sequence_id]
 
     def holds(self, prefixes: Sequence[Prefix], held: Sequence[Computed]) -> bool:
         """Whether of these sequences nothing was computed since this was all."""

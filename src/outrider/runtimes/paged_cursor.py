@@ -83,8 +83,8 @@ class PagedCursor(Cursor):
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Feed nodes of a tree; see `Cursor`.
 
-        All nodes so far are computed once more: among those of one forward each sees its own
-        ancestors alone.
+        All nodes so far are computed once more, after the prefix's last token: among those of one
+        forward each sees its own ancestors alone. None of it is relied on later.
 
         Raises:
             ModelError: `step` was called before, or as `step`.
@@ -95,23 +95,25 @@ class PagedCursor(Cursor):
         width = nodes.shape[1]
         with model.whole():
             self._check(self._nodes is not None or not self._drafts.calls)
-            tables = self._tables(self._ends, self._ends + width)
+            tables = self._tables(self._ends - 1, self._ends + width, own=True)
+            self._held = [model.uncertain(prefix) for prefix in self._prefixes]
             lasts, widths = (self._ends - 1).tolist(), np.full_like(self._ends, width)
             batch = model.flat_batch(
                 self._prefixes, lasts, tables, nodes, widths, ancestors, width - new + 1
             )
             logits = model.forward(batch, self._run).logits
-            if self._nodes is None:
-                self._drafts.add(tokens[:, :1])  # what follows need not stand in its place
         self._nodes = nodes, ancestors
         return logits
 
-    def _tables(self, starts: Integers, ends: Integers) -> list[list[int]]:
-        """The rows' blocks, more of them where they do not reach so far."""
+    def _tables(self, starts: Integers, ends: Integers, *, own: bool = False) -> list[list[int]]:
+        """The rows' blocks, more of them where they do not reach so far.
+
+        Those from `starts` on are the rows' own then; with `own` in any case.
+        """
         pool, tables = self._model.pool, []
         for prefix, start, end in zip(self._prefixes, starts.tolist(), ends.tolist(), strict=True):
             name = prefix.sequence_id
-            if len(pool.blocks(name)) * pool.size < end:
+            if own or len(pool.blocks(name)) * pool.size < end:
                 self._model.copy_blocks(pool.extend(name, start, end))
             tables.append(list(pool.blocks(name)))
         return tables

@@ -116,3 +116,25 @@ def test_equal_beginnings_take_their_blocks_once() -> None:
         scheduler.submit(states)
         scheduler.step()
         assert before - pool.available <= len(prompt) // SIZE + 4
+
+
+def test_a_draft_whose_cache_is_full_ends_no_request_where_failures_are_passed_over() -> None:
+    plain = decoder_of(None, "none")
+    params = SamplingParams(max_tokens=138, temperature=0)
+    prompt = [*range(1, 21)]
+    for asked, kept in (("disable", 138), ("raise", 0)):
+        config = SpeculativeConfig(on_draft_error=asked, depth="fixed")
+        decoder = SpeculativeDecoder(plain.target, model_of(4, 1), config=config)
+        (found,) = decoder.generate([prompt], params, on_error="return")
+        assert (found.error is None) == (kept > 0)
+        assert kept == 0 or found.token_ids == plain.generate(prompt, params).token_ids
+
+
+def test_newcomers_are_admitted_together_only_if_there_is_room_for_all(
+    gave_way: list[int],
+) -> None:
+    """Eight prompts of four blocks each, and nine blocks."""
+    decoder = SpeculativeDecoder(model_of(9))
+    prompts = [[n + 1] * 100 for n in range(8)]
+    decoder.generate(prompts, SamplingParams(max_tokens=3, temperature=0))
+    assert not gave_way

@@ -167,3 +167,14 @@ def test_a_full_pool_says_what_to_do() -> None:
         pool.extend(1, 0, 2)
     # One that is alone may write over what it has.
     assert pool.extend(0, 5, 8) == []
+
+
+def test_a_block_that_holds_the_same_takes_the_place_of_one_that_is_struck() -> None:
+    pool = BlockPool(8, SIZE)
+    for name in (0, 1):  # Computed beside each other, so that neither found the other's.
+        pool.admit(name, array([]))
+    for name in (0, 1):
+        pool.extend(name, 0, 6)
+        pool.note(name, array([*range(6)]))
+    pool.release([0], discard=True)
+    assert pool.find(array([*range(6)])) == (pool.blocks(1), 6)

@@ -94,3 +94,40 @@ def test_llama_cpp_passes_over_what_a_node_does_not_see(tmp_path: Path) -> None:
     )
     assert found[0, 2:].isnan().all()
     torch.testing.assert_close(found[0, :2], expected[0, :2])
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_blocks_of_a_text_without_finite_numbers_may_be_used_again(kind: Any) -> None:
+    """What it leaves is in the same blocks as others' tokens, and beside shorter rows."""
+    ill, healthy = [5] * 40, [[1, 2, 3] * 12, [4, 6] * 9]
+    ill[33] = BAD
+    params = SamplingParams(max_tokens=6, temperature=0)
+    plain = SpeculativeDecoder(runtime_of(kind)).generate(healthy, params)
+    decoder = SpeculativeDecoder(runtime_of(kind))
+    first = decoder.generate([ill], params, on_error="return")
+    assert first[0].error is not None
+    found = decoder.generate(healthy, params)
+    assert [output.token_ids for output in found] == [output.token_ids for output in plain]
+    runtime = runtime_of(kind)
+    runtime.verify([Prefix(0, [BAD, *ill])], proposal([([], [])]))
+    cursor = runtime.open([Prefix(1, healthy[0])], 1)
+    assert cursor.logits.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_hidden_states_of_what_is_kept_are_finite_as_well(kind: Any) -> None:
+    runtime, other = runtime_of(kind).with_hidden((1, 3)), runtime_of(kind).with_hidden((1, 3))
+    prefix = [Prefix(0, [1, 2, 8])]
+    found = runtime.verify(prefix, proposal([([3, BAD, 4, 6], [0, 0, 1, 3])]))
+    expected = other.verify(prefix, proposal([([3, 4, 6], [0, 1, 2])]))
+    torch.testing.assert_close(found.hidden[0, [0, 1, 3, 4]], expected.hidden[0])
+    torch.testing.assert_close(found.prefilled[0].states, expected.prefilled[0].states)
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_a_tree_that_is_drafted_reaches_no_other_sequence(kind: Any) -> None:
+    runtime, prompt = runtime_of(kind), [*range(8, 20)]
+    cursor = runtime.open([Prefix(0, prompt)], 2)
+    cursor.expand(torch.tensor([[20, BAD]]), torch.tensor([[0, 0]]))
+    assert runtime.open([Prefix(1, [*prompt, 30])], 2).logits.isfinite().all()
+    assert runtime.open([Prefix(0, [*prompt, 31])], 2).logits.isfinite().all()

@@ -38,7 +38,7 @@ whole step apart; so it is added to the eps of the type that was rounded, and do
 """
 
 _UNCACHED = -2
-"""The sequence id of the first of texts that are computed by themselves."""
+"""The sequence id of texts that are computed by themselves."""
 
 _ALIKE = 1e-3
 """By how much logits may differ from the model's own, beside the largest: sums differ in order."""
@@ -146,7 +146,7 @@ class OpenVinoModel(TransformersModel):
 
     def reset(self) -> None:
         """Forget all that was computed; the weights stay those that were converted."""
-        with self.lock:
+        with self.whole():
             self._forget()
 
     def with_hidden(self, layers: Sequence[int]) -> Self:
@@ -156,7 +156,7 @@ class OpenVinoModel(TransformersModel):
         """
         other = super().with_hidden(layers)
         graph = PagedGraph(self._source, self._graph.precision, self._kv_dtype, other._layers)
-        other._calls = self._calls.beside(graph)
+        other._graph, other._calls = graph, self._calls.beside(graph)
         return other
 
     def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
@@ -171,19 +171,16 @@ class OpenVinoModel(TransformersModel):
         """Copy the first tokens of blocks; see `PagedModel`."""
         self._calls.copy_blocks(copies)
 
-    def clear_blocks(self, blocks: Sequence[int], kept: int = 0) -> None:
-        """Zero blocks; see `PagedModel`."""
-        self._calls.clear(blocks, kept)
-
     def uncached(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute logits [B, n, V] after each token of B new texts."""
-        ids = torch.tensor(rows)
-        count = np.full(len(rows), ids.shape[1] - 1)
-        proposal = DraftProposal(ids[:, 1:], count, Distributions(point_masses=ids[:, 1:]))
-        prefixes = [Prefix(_UNCACHED - row, each[:1]) for row, each in enumerate(rows)]
-        logits = self.verify(prefixes, proposal).logits
-        self.release([prefix.sequence_id for prefix in prefixes], discard=True)
-        return logits
+        found = []
+        for row in rows:
+            ids = torch.tensor([row[1:]])
+            made = Distributions(point_masses=ids)
+            proposal = DraftProposal(ids, np.array([ids.shape[1]]), made)
+            found.append(self.verify([Prefix(_UNCACHED, row[:1])], proposal).logits[0])
+            self.release([_UNCACHED], discard=True)
+        return torch.stack(found)
 
     def first_layers(self, layers: int) -> PagedRun:
         """Make the first layers and the head a graph of their own, over the same blocks."""

@@ -210,13 +210,6 @@ class PagedRun:
             for stored in self._stored:
                 stored[copy.target, :, : copy.tokens] = stored[copy.source, :, : copy.tokens]
 
-    def clear(self, blocks: Sequence[int], kept: int) -> None:
-        """Zero blocks, of the first all but its first tokens."""
-        for stored in self._stored:
-            stored[list(blocks[1:])] = 0
-            for block in blocks[:1]:
-                stored[block, :, kept:] = 0
-
     def __call__(self, batch: FlatBatch) -> Outputs:
         """Compute a batch; see `PagedModel.forward`."""
         counts, begins = batch.missing + batch.drafted, batch.begins
@@ -243,10 +236,8 @@ class PagedRun:
         which = min(int(counts.max() > 1), len(self._requests) - 1)
         request = self._requests[which]
         for name, array in given.items():
-            self._held[which, name] = array
-            request.set_input_tensor(
-                self._places[name], ov.Tensor(np.asarray(array, order="C"), shared_memory=True)
-            )
+            self._held[which, name] = held = np.asarray(array, order="C")
+            request.set_input_tensor(self._places[name], ov.Tensor(held, shared_memory=True))
         request.infer()
         # By NumPy: torch would wake threads of its own beside OpenVINO's.
         found, width = request.get_output_tensor(0).data, batch.width + 1 - batch.first

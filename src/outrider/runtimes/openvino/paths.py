@@ -45,25 +45,27 @@ def by_paths(
         # The first of each is computed where the tree's own chain is to stand.
         own = place == 0 or rows[place - 1] != row
         names.append(batch.sequence_ids[row] if own else _FIRST - place)
-    for name, row, chain in zip(names, rows.tolist(), chains, strict=True):
-        if name <= _FIRST:
-            start = int(batch.past[row])
-            model.pool.fork(batch.sequence_ids[row], name)
-            model.copy_blocks(model.pool.extend(name, start, start + len(chain)))
     index = np.concatenate(chains)
-    flat = FlatBatch(
-        tokens=batch.tokens[index],
-        positions=batch.positions[index],
-        sequence_ids=names,
-        past=batch.past[rows],
-        missing=batch.missing[rows],
-        drafted=lengths,
-        tables=[model.pool.blocks(name) for name in names],
-        width=int(lengths.max()),
-        layers=batch.layers,
-    )
-    logits, states = compute(flat)
-    model.pool.release([name for name in names if name <= _FIRST], discard=True)
+    try:
+        for name, row, chain in zip(names, rows.tolist(), chains, strict=True):
+            if name <= _FIRST:
+                start = int(batch.past[row])
+                model.pool.fork(batch.sequence_ids[row], name)
+                model.copy_blocks(model.pool.extend(name, start, start + len(chain)))
+        flat = FlatBatch(
+            tokens=batch.tokens[index],
+            positions=batch.positions[index],
+            sequence_ids=names,
+            past=batch.past[rows],
+            missing=batch.missing[rows],
+            drafted=lengths,
+            tables=[model.pool.blocks(name) for name in names],
+            width=int(lengths.max()),
+            layers=batch.layers,
+        )
+        logits, states = compute(flat)
+    finally:
+        model.pool.release([name for name in names if name <= _FIRST], discard=True)
     made = logits.new_zeros(len(batch.tables), batch.width + 1, logits.shape[2])
     for (row, path), own in zip(found, logits, strict=True):
         made[row, np.append(0, path + 1)] = own[: len(path) + 1]

@@ -33,6 +33,7 @@ class Grid:
         tables: numbers of blocks, int64 [B, n].
         targets: the place among all tokens of all blocks that each token is written to, int64 [T].
         seen: which earlier and new places each column sees, bool [B, q, n * size].
+        unseen: those that none does, bool [B, n * size, 1, 1].
         places: the positions of these, int64 [B, 1, n * size].
     """
 
@@ -43,6 +44,7 @@ class Grid:
     tables: Tensor
     targets: Tensor
     seen: Tensor
+    unseen: Tensor
     places: Tensor
 
     @staticmethod
@@ -74,7 +76,8 @@ class Grid:
             at = at.clone().scatter_(2, nodes, grid[1, :, None, boundary:])
         seen, at = seen[..., : blocks * SIZE], at[..., : blocks * SIZE]
         whole = sent(torch.from_numpy(tables), device), sent(torch.from_numpy(targets), device)
-        return Grid(rows, columns, grid[0], grid[1], *whole, seen, at)
+        unseen = ~seen.any(1)[..., None, None]
+        return Grid(rows, columns, grid[0], grid[1], *whole, seen, unseen, at)
 
     def masks(self, windows: Windows, dtype: torch.dtype) -> Tensor | dict[str | None, Tensor]:
         """Make the additive masks [B, 1, q, n * size], by kind where a model wants several."""
@@ -118,14 +121,6 @@ class BlockCache(Cache):
             for stored in (each for layer in self.stored for each in layer):
                 stored[copy.target, : copy.tokens] = stored[copy.source, : copy.tokens]
 
-    @torch.inference_mode()
-    def clear(self, blocks: Sequence[int], kept: int) -> None:
-        """Zero blocks, of the first all but its first tokens."""
-        for stored in (each for layer in self.stored for each in layer):
-            stored[list(blocks[1:])] = 0
-            for block in blocks[:1]:
-                stored[block, kept:] = 0
-
     def update(
         self,
         key_states: Tensor,
@@ -143,7 +138,9 @@ class BlockCache(Cache):
         assert grid is not None, "a forward is set up before it writes"
         new = states.transpose(1, 2)[grid.rows, grid.columns]
         stored.flatten(0, 1)[grid.targets] = new.to(stored.dtype)
-        return stored[grid.tables].flatten(1, 2).transpose(1, 2).to(states.dtype)
+        # What others left there may be NaN, and zero times NaN is NaN.
+        gathered = stored[grid.tables].flatten(1, 2).masked_fill_(grid.unseen, 0)
+        return gathered.transpose(1, 2).to(states.dtype)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given explicitly."""

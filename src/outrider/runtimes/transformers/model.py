@@ -29,6 +29,9 @@ from .twin import twin
 _PRODUCTS = {"tf32": 2.0**-10, "bf16": 2.0**-7}
 """Eps of the types in which torch may multiply float32."""
 
+_BESIDE = 4
+"""Blocks of a sequence for drafts, trees among them, beside those of its longest text."""
+
 
 class TransformersModel(PagedModel):
     """A causal language model of transformers over a pool of blocks: a target, or a drafter.
@@ -87,7 +90,7 @@ class TransformersModel(PagedModel):
         capabilities = Capabilities(
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
-        most = max_sequences * (longest // SIZE + 2)
+        most = max_sequences * (longest // SIZE + _BESIDE)
         blocks = affordable(self._block_bytes(), most, self._memory, of.device)
         self._allot(capabilities, blocks, self._prefill_chunk)
         self._make_cache(blocks)
@@ -134,18 +137,14 @@ class TransformersModel(PagedModel):
 
     def reset(self) -> None:
         """Forget all that was computed, and look at the model anew: it has changed."""
-        with self.lock:
+        with self.whole():
             self._forget()
             self.run = self._eager()
-
-    def _forget(self) -> None:
-        super()._forget()
-        self.clear_blocks(range(self.pool.touched))
 
     def with_hidden(self, layers: Sequence[int]) -> Self:
         """Return this model, over the same blocks, with hidden states; see `Runtime`."""
         other = super().with_hidden(layers)
-        other.run = twin(self.hf_model, records=True)
+        other.run = other._eager()
         return other
 
     @property
@@ -192,18 +191,16 @@ class TransformersModel(PagedModel):
         """Copy the first tokens of blocks; see `PagedModel`."""
         self._cache.copy_blocks(copies)
 
-    def clear_blocks(self, blocks: Sequence[int], kept: int = 0) -> None:
-        """Zero blocks; see `PagedModel`."""
-        self._cache.clear(blocks, kept)
-
     def _prepared(self, run: Run, architecture: Architecture) -> tuple[Run, Architecture]:
         """Return what computes forwards, and its shape; a subclass may compile the model."""
         return run, architecture
 
     def _eager(self) -> Run:
         """The model's twin, or the model as its user compiled it."""
-        compiled: Run = self._given
-        return compiled if compiled is not self.hf_model else twin(self.hf_model)
+        run: Run = self._given
+        if run is self.hf_model or self._layers:
+            run = twin(self.hf_model, records=bool(self._layers))
+        return run
 
 
 def _uncompiled(given: Any) -> Any:
