@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
+from math import inf
 from time import perf_counter
 from typing import Any, Literal, get_args, overload
 
@@ -377,13 +378,14 @@ class SpeculativeDecoder:
         ended = [] if discard else [state.prefix for state in states if state.finish_reason]
         self._free([state.prefix.sequence_id for state in states], ended, discard=discard)
 
-    def admits(self, prefixes: Sequence[Prefix], others: int) -> bool:
-        """Return whether all models have room for new sequences; see `Runtime.admits`."""
-        for runtime in self._runtimes:
-            with computing(runtime):
-                if not runtime.admits(prefixes, others):
-                    return False
-        return True
+    def free_blocks(self) -> list[float]:
+        """Return how many blocks each model has free; infinity where there is no bound."""
+        left = [runtime.free_blocks for runtime in self._runtimes]
+        return [inf if blocks is None else blocks for blocks in left]
+
+    def blocks_for(self, prefix: Prefix) -> list[int]:
+        """Return how many blocks a new sequence would take of each model."""
+        return [runtime.blocks_for(prefix) for runtime in self._runtimes]
 
     def release_dropped(self) -> None:
         """Free what the models still hold for sequences of dropped schedulers."""

@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Self
 
 from ..errors import CacheFullError, InvalidConfigError, ModelError, OutriderError, computing
-from ..types.records import Prefix, SequenceState
+from ..types.records import SequenceState
 from .batch import StepResult
 
 if TYPE_CHECKING:
@@ -156,17 +156,18 @@ class Scheduler:
         slots = self._decoder.slots
         left = most = inf if self._prefill_chunk is None else self._prefill_chunk
         long: list[bool] = []
-        entering: list[Prefix] = []
+        # A block is left for each of the others, so that they can go on for a while.
         others = len(self._batch.states) + len(self._prefilling)
+        free = [blocks - others for blocks in self._decoder.free_blocks()] if self._waiting else []
         for state in self._waiting:
             missing = self._missing(state)
             # Further choices share what the first one prefills.
             follows = state.choice > 0 and bool(long)
             apart = long[-1] if follows else missing > most
             cost = 0 if apart else int(follows) or missing
-            entering.append(state.prefix)
-            beside = others + len(entering) > 1
-            if cost > left or (beside and not self._decoder.admits(entering, others)):
+            needed = self._decoder.blocks_for(state.prefix)
+            free = [blocks - more for blocks, more in zip(free, needed, strict=True)]
+            if cost > left or (others + len(long) and min(free) < 0):
                 break
             if not slots.take(self._held, state.prefix.sequence_id):
                 break

@@ -237,15 +237,15 @@ class Runtime(ABC):
         """
         return PrefillProgress()
 
-    def admits(self, prefixes: Sequence[Prefix], others: int) -> bool:
-        """Return whether there is room for new sequences, and for others to go on for a while.
+    @property
+    def free_blocks(self) -> int | None:
+        """How many blocks of its cache are free; None where there is no such bound."""
+        return None
 
-        Args:
-            prefixes: of the new ones.
-            others: how many sequences go on.
-        """
-        del prefixes, others
-        return True
+    def blocks_for(self, prefix: Prefix) -> int:
+        """Return how many free blocks a new sequence would take."""
+        del prefix
+        return 0
 
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens of a new sequence's prefix need not be computed, 0 by default."""

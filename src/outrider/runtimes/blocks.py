@@ -93,8 +93,8 @@ class BlockPool:
         self._free = list(range(self.count))
         self._idle: dict[int, None] = {}
         self._entries: dict[int, _Entry] = {}
-        self._full: dict[bytes, int] = {}
-        self._children: dict[bytes, dict[int, None]] = {}
+        # The block that was noted last, by what comes before it and any number of its first tokens.
+        self._heads: dict[int, int] = {}
 
     @property
     def sequences(self) -> frozenset[int]:
@@ -122,18 +122,24 @@ class BlockPool:
         """
         found: list[int] = []
         before, count = _ROOT, 0
-        while len(tokens) - count >= self.size:
-            digest = _digest(before, tokens[count : count + self.size])
-            if digest not in self._full:
+        while (block := self._longest(before, tokens[count : count + self.size])) is not None:
+            entry = self._entries[block]
+            found.append(block)
+            count += common(entry.tokens, tokens[count:])
+            if entry.digest is None or count < self.size * len(found):
                 break
-            found.append(self._full[digest])
-            before, count = digest, count + self.size
-        best, alike = None, 0
-        for block in self._children.get(before, ()):
-            held = common(self._entries[block].tokens, tokens[count:])
-            if held > alike:
-                best, alike = block, held
-        return (found, count) if best is None else ([*found, best], count + alike)
+            before = entry.digest
+        return found, count
+
+    def _longest(self, before: bytes, tokens: Tokens) -> int | None:
+        """Find the block after some tokens that begins with most of others; None if none does."""
+        for count in range(len(tokens), 0, -1):
+            block = self._heads.get(_head(before, tokens[:count]))
+            if block is not None:
+                entry = self._entries[block]
+                if entry.before == before and common(entry.tokens, tokens) >= count:
+                    return block
+        return None
 
     def admit(self, sequence_id: int, tokens: Tokens) -> int:
         """Give a new sequence the blocks that hold the beginning of its tokens.
@@ -283,27 +289,25 @@ class BlockPool:
 
     def _note(self, block: int, entry: _Entry) -> None:
         """Make a block findable by what it holds."""
-        self._strike(block)
+        known = self._entries.get(block)
+        same = 0
+        if known is not None and known.before == entry.before:
+            same = common(known.tokens, entry.tokens)
+        if known is not None and same < len(known.tokens):
+            self._strike(block)
+            same = 0
         self._entries[block] = entry
-        self._children.setdefault(entry.before, {})[block] = None
-        if entry.digest is not None:
-            self._full.setdefault(entry.digest, block)
+        for count in range(same + 1, len(entry.tokens) + 1):
+            self._heads[_head(entry.before, entry.tokens[:count])] = block
 
     def _strike(self, block: int) -> None:
         """Let a block be found no longer."""
         entry = self._entries.pop(block, None)
-        if entry is None:
-            return
-        children = self._children[entry.before]
-        del children[block]
-        if not children:
-            del self._children[entry.before]
-        if entry.digest is not None and self._full.get(entry.digest) == block:
-            del self._full[entry.digest]
-            for other in children:  # One that holds the same takes its place.
-                if self._entries[other].digest == entry.digest:
-                    self._full[entry.digest] = other
-                    break
+        for count in range(1, 1 + len(() if entry is None else entry.tokens)):
+            assert entry is not None
+            head = _head(entry.before, entry.tokens[:count])
+            if self._heads.get(head) == block:
+                del self._heads[head]
 
 
 def common(one: Tokens, other: Tokens) -> int:
@@ -317,3 +321,8 @@ def common(one: Tokens, other: Tokens) -> int:
 def _digest(before: bytes, tokens: Tokens) -> bytes:
     """The digest of all tokens up to the end of a block."""
     return blake2b(before + tokens.tobytes(), digest_size=16).digest()
+
+
+def _head(before: bytes, tokens: Tokens) -> int:
+    """A key of some tokens and what comes before them; others may have the same."""
+    return hash((before, tokens.tobytes()))

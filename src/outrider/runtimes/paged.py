@@ -104,14 +104,18 @@ class PagedModel(Runtime):
                 self._computed.pop(sequence_id, None)
             self.pool.release(ids, discard=discard)
 
-    def admits(self, prefixes: Sequence[Prefix], others: int) -> bool:
-        """Return whether there are blocks for prefixes, and one for each other sequence."""
-        needed, size = others, self.pool.size
+    @property
+    def free_blocks(self) -> int:
+        """How many blocks no sequence uses."""
         with self.whole():
-            for prefix in prefixes:
-                blocks, count = self.pool.find(prefix.tokens[:-1])
-                needed += len(prefix) // size + 1 - self.pool.used(blocks[: count // size])
-            return needed <= self.pool.available
+            return self.pool.available
+
+    def blocks_for(self, prefix: Prefix) -> int:
+        """Return how many free blocks a new sequence would take."""
+        with self.whole():
+            blocks, count = self.pool.find(prefix.tokens[:-1])
+            shared = self.pool.used(blocks[: count // self.pool.size])
+            return len(prefix) // self.pool.size + 1 - shared
 
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens a new sequence would find; see `Runtime.computed`."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from outrider.errors import CacheFullError
-from outrider.runtimes.blocks import BlockCopy, BlockPool
+from outrider.runtimes.blocks import BlockCopy, BlockPool, common
 
 SIZE = 4
 
@@ -178,3 +178,18 @@ def test_a_block_that_holds_the_same_takes_the_place_of_one_that_is_struck() -> 
         pool.note(name, array([*range(6)]))
     pool.release([0], discard=True)
     assert pool.find(array([*range(6)])) == (pool.blocks(1), 6)
+
+
+def test_a_search_takes_as_long_whatever_else_begins_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, compared = BlockPool(400, SIZE), []
+    for name in range(300):
+        entered(pool, name, [1, 2, name % 7, name])
+    pool.release(range(300))
+
+    def counted(one: Any, other: Any) -> int:
+        compared.append(len(one))
+        return common(one, other)
+
+    monkeypatch.setattr("outrider.runtimes.blocks.common", counted)
+    assert pool.find(array([1, 2, 9, 9]))[1] == 2
+    assert len(compared) <= 2
