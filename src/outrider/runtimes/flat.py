@@ -19,6 +19,12 @@ Integers = NDArray[np.int64]
 _NONE: Tokens = np.empty(0, dtype=np.int64)
 
 
+def rows_of(counts: Integers) -> tuple[Integers, Integers]:
+    """Return the row of each of counts[b] items of row b side by side, and its place there."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatBatch:
     """New tokens of B sequences, side by side: of each its last tokens, then its drafts.
@@ -59,25 +65,23 @@ class FlatBatch:
     def nodes(self, states: Tensor) -> Tensor:
         """Lay hidden states [T, L, D] out by node, [B, N + 1, L, D]; zero where there is none."""
         count = self.drafted + 1
-        row = np.repeat(np.arange(len(count)), count)
-        node = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        row, node = rows_of(count)
         token = (self.begins[:-1] + self.missing - 1)[row] + node
         made = states.new_zeros(len(count), self.width + 1, *states.shape[1:])
         made[torch.from_numpy(row), torch.from_numpy(node)] = states[torch.from_numpy(token)]
         return made
 
-    def row(self, row: int, logits: Tensor, states: Tensor | None) -> Spoilt:
+    def row(self, row: int, logits: Tensor, states: Tensor | None) -> RowOutputs:
         """Return a row's part of logits [B, N + 1, V] and hidden states [T, L, D], not copied."""
         begin, end = self.begins[row : row + 2].tolist()
         own = None if states is None else states[begin:end]
-        return Spoilt(int(self.missing[row]), logits[row], own)
+        return RowOutputs(int(self.missing[row]), logits[row], own)
 
     @property
     def places(self) -> Integers:
         """How many tokens of its sequence come before each, as they are written, int64 [T]."""
-        counts = self.missing + self.drafted
-        within = np.arange(counts.sum()) - np.repeat(self.begins[:-1], counts)
-        places: Integers = np.repeat(self.past, counts) + within
+        row, within = rows_of(self.missing + self.drafted)
+        places: Integers = self.past[row] + within
         return places
 
 
@@ -112,13 +116,13 @@ def before(
     return tuple(each for each in found if each is not None)
 
 
-class Spoilt(NamedTuple):
-    """A row whose outputs are to be made anew.
+class RowOutputs(NamedTuple):
+    """The outputs of one row, to be written to.
 
     Attributes:
         missing: how many of its new tokens are the prefix's.
-        logits: of its nodes, [N + 1, V], to be written to.
-        states: hidden states of its new tokens, [n, L, D], likewise; None if there are none.
+        logits: of its nodes, [N + 1, V].
+        states: hidden states of its new tokens, [n, L, D]; None if there are none.
     """
 
     missing: int

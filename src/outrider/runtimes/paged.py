@@ -26,7 +26,17 @@ from ..types.records import DraftProposal, Prefix, TargetScores
 from ..types.transfer import sent
 from .base import Capabilities, PrefillProgress, Runtime
 from .blocks import BlockCopy, BlockPool
-from .flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, Spoilt, before, joined
+from .flat import (
+    Computed,
+    DraftedTokens,
+    FlatBatch,
+    Integers,
+    Outputs,
+    RowOutputs,
+    before,
+    joined,
+    rows_of,
+)
 from .lengths import PREFILLED_ALONE, check_lengths
 from .paged_cursor import PagedCursor
 
@@ -153,7 +163,9 @@ class PagedModel(Runtime):
             logits, cached, batch.nodes(states), before(prefixes, batch, states, parts)
         )
 
-    def _node_by_node(self, prefix: Prefix, proposal: DraftProposal, row: int, of: Spoilt) -> None:
+    def _node_by_node(
+        self, prefix: Prefix, proposal: DraftProposal, row: int, outputs: RowOutputs
+    ) -> None:
         """Compute a row again whose logits have NaN, each node without what does not lead to it.
 
         A draft of which the model makes NaN or infinite keys and values spoils the logits of nodes
@@ -164,23 +176,23 @@ class PagedModel(Runtime):
             prefix: of the row.
             proposal: of all rows.
             row: its index.
-            of: what takes the results.
+            outputs: of the row, made anew.
         """
         drafted, parents = proposal.tokens[row], proposal.structure[row].tolist()
-        start, last = len(prefix) - of.missing, of.missing - 1
-        of.logits[:] = torch.nan
+        start, last = len(prefix) - outputs.missing, outputs.missing - 1
+        outputs.logits[:] = torch.nan
         for node in (*range(int(proposal.lengths[row]) + 1), 0):  # Last, what stays.
-            if node and of.logits[parents[node - 1], 0].isnan():
+            if node and outputs.logits[parents[node - 1], 0].isnan():
                 continue
             path = [step - 1 for step in trees.path(parents, node)]
             lengths, tokens = np.array([len(path)]), drafted[path][None]
             tables = self._extended([prefix], [start], lengths)
             batch = self.flat_batch([prefix], [start], tables, tokens, lengths, None, len(path))
             logits, states = self.forward(batch)
-            of.logits[node] = logits[0, 0]
-            if states is not None and of.states is not None:
-                of.states[last + node] = states[-1]
-                of.states[:last] = states[:last]
+            outputs.logits[node] = logits[0, 0]
+            if states is not None and outputs.states is not None:
+                outputs.states[last + node] = states[-1]
+                outputs.states[:last] = states[:last]
 
     @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int, run: Any = None) -> PagedCursor:
@@ -237,7 +249,7 @@ class PagedModel(Runtime):
         other._layers = tuple(layers)
         return other
 
-    def uncertain(self, prefix: Prefix) -> Computed:
+    def drop_last(self, prefix: Prefix) -> Computed:
         """Note that a prefix's last token has to be computed again; return what is left."""
         known = self._computed[prefix.sequence_id].tokens[: len(prefix) - 1]
         self._computed[prefix.sequence_id] = Computed(known)
@@ -354,8 +366,7 @@ class PagedModel(Runtime):
             [prefix.tokens[start:] for prefix, start in zip(prefixes, starts, strict=True)]
         )
         counts, width = missing + lengths, drafts.shape[1]
-        row = np.repeat(np.arange(len(past)), counts)
-        within = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        row, within = rows_of(counts)
         draft = within - missing[row]
         before = (np.cumsum(missing) - missing)[row]
         index = np.where(draft < 0, before + within, len(known) + row * width + draft)

@@ -96,7 +96,7 @@ class PagedCursor(Cursor):
         with model.whole():
             self._check(self._nodes is not None or not self._drafts.calls)
             tables = self._tables(self._ends - 1, self._ends + width, own=True)
-            self._held = [model.uncertain(prefix) for prefix in self._prefixes]
+            self._held = [model.drop_last(prefix) for prefix in self._prefixes]
             lasts, widths = (self._ends - 1).tolist(), np.full_like(self._ends, width)
             batch = model.flat_batch(
                 self._prefixes, lasts, tables, nodes, widths, ancestors, width - new + 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import missing
 from ..blocks import SIZE, BlockCopy
-from ..flat import FlatBatch, Outputs
+from ..flat import FlatBatch, Outputs, rows_of
 from .convert import HIDDEN, INPUTS, Site, sites_of
 
 with missing("openvino"):
@@ -219,8 +219,7 @@ class PagedRun:
         ]
         nodes = batch.drafted + 1 - batch.first
         first = begins[:-1] + batch.missing - 1 + batch.first
-        row = np.repeat(np.arange(len(nodes)), nodes)
-        node = np.arange(len(row)) - np.repeat(np.cumsum(nodes) - nodes, nodes)
+        row, node = rows_of(nodes)
         bias = _NO_TREES if batch.ancestors is None else _trees(batch, counts)
         given = {
             **dict(zip(INPUTS, (batch.tokens.numpy(), batch.positions.numpy()), strict=False)),

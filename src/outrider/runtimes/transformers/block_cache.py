@@ -17,7 +17,7 @@ from transformers import Cache
 
 from ...types.transfer import sent
 from ..blocks import SIZE, BlockCopy
-from ..flat import FlatBatch
+from ..flat import FlatBatch, rows_of
 
 Windows = Sequence[tuple[str | None, int | None]]
 """Of each kind of mask that a model wants, the sliding window; see `Architecture.windows`."""
@@ -53,7 +53,7 @@ class Grid:
         device = batch.tokens.device
         counts, places = batch.missing + batch.drafted, batch.places
         boundary = int(batch.missing.max())
-        row = np.repeat(np.arange(len(counts)), counts)
+        row, _ = rows_of(counts)
         column = places - batch.past[row] + (boundary - batch.missing)[row]
         width, blocks = int(column.max()) + 1, max(map(len, batch.tables))
         tables = np.array([[*each, *[0] * (blocks - len(each))] for each in batch.tables])
