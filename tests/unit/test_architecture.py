@@ -80,6 +80,39 @@ def test_no_two_packages_import_each_other_in_a_circle() -> None:
         reach(name, frozenset())
 
 
+def modules(path: Path) -> set[str]:
+    """The modules of this library that a module imports at its top, those for types included."""
+    base = ("outrider", *path.relative_to(SOURCE).parent.parts)
+    found = set()
+    top = ast.parse(path.read_text()).body
+    for node in (
+        inner
+        for each in top
+        if not isinstance(each, ast.FunctionDef | ast.ClassDef)
+        for inner in ast.walk(each)
+    ):
+        if isinstance(node, ast.ImportFrom) and node.level and node.module:
+            found.add(".".join((*base[: len(base) - node.level + 1], node.module)))
+    return found
+
+
+def test_no_two_modules_of_the_engine_import_each_other_in_a_circle() -> None:
+    graph = {
+        ".".join(("outrider", *path.relative_to(SOURCE).with_suffix("").parts)): modules(path)
+        for path in (SOURCE / "engine").glob("*.py")
+    }
+    done: set[str] = set()
+
+    def reach(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above, name))
+        for other in graph.get(name, set()) - done:
+            reach(other, (*above, name))
+        done.add(name)
+
+    for name in graph:
+        reach(name, ())
+
+
 def test_verification_imports_no_framework() -> None:
     for path in (SOURCE / "verification").glob("*.py"):
         assert "import torch" not in path.read_text(), path

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import compress
 from math import inf
-from typing import TYPE_CHECKING, Self
+from typing import Self
+from weakref import finalize
 
-from ..errors import CacheFullError, InvalidConfigError, ModelError, OutriderError, computing
+from ..errors import CacheFullError, InvalidConfigError, ModelError, OutriderError
 from ..types.records import SequenceState
 from .batch import StepResult
-
-if TYPE_CHECKING:
-    from .decoder import SpeculativeDecoder
+from .engine import Engine
 
 
 class Scheduler:
@@ -25,31 +24,31 @@ class Scheduler:
     manager it is closed at the end; one that is dropped gives its room back as well.
 
     Args:
-        decoder: the decoder. Its models' room is shared by all its schedulers.
+        engine: the engine, such as a decoder. Its models' room is shared by all its schedulers.
         name: what errors of others call this scheduler while it holds room.
         discard: whether what the models computed is not to be shared with later sequences.
-        prefill_chunk: the most tokens of new prompts that are prefilled with a round; longer ones
-            are prefilled in parts between rounds of others. None prefills all at once.
+        prefill_chunk: the most tokens a step, those of running sequences and of new prompts; longer
+            prompts are prefilled in parts between rounds of others. None prefills all at once.
     """
 
     def __init__(
         self,
-        decoder: SpeculativeDecoder,
+        engine: Engine,
         *,
         name: str = "a call",
         discard: bool = False,
         prefill_chunk: int | None = None,
     ) -> None:
         self.name = name
-        self._decoder = decoder
+        self._engine = engine
         self._discard = discard
         self._prefill_chunk = prefill_chunk
         self._prefilling: deque[SequenceState] = deque()
         self._waiting: deque[SequenceState] = deque()
         self._failures: deque[OutriderError] = deque()
-        self._batch = decoder.pack(())
-        self._held: dict[int, int] = {}
-        decoder.slots.register(self, self._held)
+        self._batch = engine.pack(())
+        self._held: set[int] = set()
+        finalize(self, engine.slots.drop, self._held).atexit = False
 
     @property
     def running(self) -> tuple[SequenceState, ...]:
@@ -105,8 +104,7 @@ class Scheduler:
         try:
             if self._failures:
                 raise self._failures.popleft()
-            self._admit()
-            result = self._round()
+            result = self._round(self._admit())
         except BaseException as error:
             self._retire_failed(error)
             raise
@@ -121,16 +119,16 @@ class Scheduler:
             raise
         return result
 
-    def _round(self) -> StepResult | None:
-        """Prefill a part of a prompt and decode a round, with fewer sequences if need be.
+    def _round(self, prefilled: float) -> StepResult | None:
+        """Prefill so much of a prompt and decode a round, with fewer sequences if need be.
 
         None if nothing runs yet. The youngest sequences give way where a model's cache is full:
         they wait, and are prefilled once more when there is room. What they emit is the same.
         """
         while True:
             try:
-                self._prefill()
-                return self._decoder.step(self._batch) if self._batch.states else None
+                self._prefill(prefilled)
+                return self._engine.step(self._batch) if self._batch.states else None
             except CacheFullError as error:
                 *others, youngest = (*self._batch.states, *self._prefilling)
                 if not others:
@@ -151,54 +149,56 @@ class Scheduler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _admit(self) -> None:
-        """Move those that wait into the batch, as long as there is room."""
-        slots = self._decoder.slots
-        left = most = inf if self._prefill_chunk is None else self._prefill_chunk
+    def _admit(self) -> float:
+        """Let those that wait take part, as long as there is room.
+
+        Returns:
+            What is left of the step's tokens for the first long prompt.
+        """
+        self._engine.release_dropped()
+        running = len(self._batch.states)
+        live = running + len(self._prefilling)
+        tokens = inf if self._prefill_chunk is None else max(1, self._prefill_chunk - running)
+        # Newcomers leave half of them to a long prompt that came before.
+        left = tokens / 2 if self._prefilling else tokens
+        spent = 0.0
         long: list[bool] = []
-        # A block is left for each of the others, so that they can go on for a while.
-        others = len(self._batch.states) + len(self._prefilling)
-        free = [blocks - others for blocks in self._decoder.free_blocks()] if self._waiting else []
-        for state in self._waiting:
-            missing = self._missing(state)
+        for state, missing in self._engine.fitting(self._waiting, live):
             # Further choices share what the first one prefills.
             follows = state.choice > 0 and bool(long)
-            apart = long[-1] if follows else missing > most
+            apart = long[-1] if follows else missing > tokens
             cost = 0 if apart else int(follows) or missing
-            needed = self._decoder.blocks_for(state.prefix)
-            free = [blocks - more for blocks, more in zip(free, needed, strict=True)]
-            if cost > left or (others + len(long) and min(free) < 0):
+            if spent + cost > left or not self._take(state.prefix.sequence_id):
                 break
-            if not slots.take(self._held, state.prefix.sequence_id):
-                break
-            left -= cost
+            spent += cost
             long.append(apart)
-        self._decoder.release_dropped()
-        if self._waiting and not long and not (self._batch.states or self._prefilling):
+        if self._waiting and not long and not live:
             raise ModelError(
-                f"all {self._decoder.max_sequences} slots are held by "
-                f"{', '.join(slots.holders)}; finish or close it, or raise max_sequences"
+                f"all {self._engine.max_sequences} slots are held by "
+                f"{', '.join(self._engine.slots.holders)}; finish or close it, or raise "
+                "max_sequences"
             )
         if long:
             admitted = [self._waiting.popleft() for _ in long]
             self._prefilling.extend(compress(admitted, long))
             at_once = [state for state, apart in zip(admitted, long, strict=True) if not apart]
-            self._batch = self._decoder.pack((*self._batch.states, *at_once))
+            self._batch = self._engine.pack((*self._batch.states, *at_once))
+        return tokens - spent
 
-    def _missing(self, state: SequenceState) -> int:
-        """Return how many tokens of a prompt are to be prefilled; 0 where that is no matter."""
-        if self._prefill_chunk is None:
-            return 0
-        target = self._decoder.target
-        with computing(target):
-            return len(state.prefix) - target.computed(state.prefix)
+    def _take(self, sequence_id: int) -> bool:
+        """Take a slot for a sequence; return whether there was one."""
+        self._held.add(sequence_id)
+        taken = self._engine.slots.take(sequence_id, self.name)
+        if not taken:
+            self._held.discard(sequence_id)
+        return taken
 
-    def _prefill(self) -> None:
-        """Prefill a part of the first long prompt."""
-        if not self._prefilling or self._prefill_chunk is None:
+    def _prefill(self, most: float) -> None:
+        """Prefill so many tokens of the first long prompt."""
+        if not self._prefilling or most < 1:
             return
         state = self._prefilling[0]
-        found = self._decoder.prefill(state, self._prefill_chunk)
+        found = self._engine.prefill(state, int(most))
         state = replace(
             state,
             cached=max(state.cached, found.cached),
@@ -207,7 +207,7 @@ class Scheduler:
         if found.missing:
             self._prefilling[0] = state
         else:
-            self._batch = self._decoder.pack((*self._batch.states, state))
+            self._batch = self._engine.pack((*self._batch.states, state))
             self._prefilling.popleft()
 
     def _retire(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
@@ -217,17 +217,18 @@ class Scheduler:
             return
         gone = {state.prefix.sequence_id for state in leaving}
         self._prefilling = deque(s for s in self._prefilling if s.prefix.sequence_id not in gone)
-        self._batch = self._decoder.pack(
+        self._batch = self._engine.pack(
             state for state in self._batch.states if state.prefix.sequence_id not in gone
         )
         try:
-            self._decoder.release(leaving, discard=discard or self._discard)
+            self._engine.release(leaving, discard=discard or self._discard)
         except BaseException:
-            self._decoder.slots.dropped.update(gone)
+            self._engine.slots.dropped.update(gone)
             raise
         finally:
             for sequence_id in gone:
-                self._decoder.slots.give_back(self._held, sequence_id)
+                self._engine.slots.give_back(sequence_id)
+                self._held.discard(sequence_id)
 
     def _retire_failed(self, error: BaseException) -> None:
         """Retire the sequence that an error of a round names; all if it names none."""

@@ -1,20 +1,15 @@
-"""The room that a decoder's models have, and who holds it."""
+"""The room that models have for sequences, and who holds it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-from weakref import WeakSet, finalize
-
-if TYPE_CHECKING:
-    from .scheduler import Scheduler
+from collections.abc import Iterable
 
 
 class Slots:
-    """Slots for sequences, shared by the schedulers of a decoder.
+    """Slots for sequences, shared by the schedulers of an engine.
 
-    Every change is one operation on one list, set or dictionary, so that there is no lock which an
-    interrupt could leave held. What a scheduler holds as it is dropped without being closed is free
-    again, and the models are to free what they hold.
+    Every change is one operation on one set or dictionary, so that there is no lock which an
+    interrupt could leave held.
 
     Args:
         count: how many there are; None for any number.
@@ -25,42 +20,35 @@ class Slots:
     """
 
     def __init__(self, count: int | None) -> None:
-        self._free = None if count is None else list(range(count))
-        self._schedulers: WeakSet[Scheduler] = WeakSet()
+        self._count = count
+        self._holders: dict[int, str] = {}
         self.dropped: set[int] = set()
 
     @property
     def free(self) -> int | None:
         """The number of free slots; None for any number."""
-        return None if self._free is None else len(self._free)
+        return None if self._count is None else self._count - len(self._holders)
 
     @property
     def holders(self) -> list[str]:
         """The names of the schedulers that hold slots."""
-        return [scheduler.name for scheduler in list(self._schedulers) if scheduler.running]
+        return sorted(set(self._holders.copy().values()))
 
-    def register(self, scheduler: Scheduler, held: dict[int, int]) -> None:
-        """Free what a scheduler holds, the slots by sequence id, once it is dropped."""
-        self._schedulers.add(scheduler)
-        finalize(scheduler, self._drop, held).atexit = False
-
-    def take(self, held: dict[int, int], sequence_id: int) -> bool:
+    def take(self, sequence_id: int, holder: str) -> bool:
         """Take a slot for a sequence; return whether there was one, or it has one."""
-        try:
-            if sequence_id not in held:
-                held[sequence_id] = -1 if self._free is None else self._free.pop()
-        except IndexError:
-            return False
-        return True
+        self._holders[sequence_id] = holder
+        # Of threads that take the last one at once, the first keeps it.
+        if self._count is None or list(self._holders).index(sequence_id) < self._count:
+            return True
+        self.give_back(sequence_id)
+        return False
 
-    def give_back(self, held: dict[int, int], sequence_id: int) -> None:
+    def give_back(self, sequence_id: int) -> None:
         """Give back the slot of a sequence, if it has one."""
-        if self._free is None:
-            held.pop(sequence_id, None)
-        elif sequence_id in held:
-            self._free.append(held.pop(sequence_id))
+        self._holders.pop(sequence_id, None)
 
-    def _drop(self, held: dict[int, int]) -> None:
-        self.dropped.update(held)
-        for sequence_id in list(held):
-            self.give_back(held, sequence_id)
+    def drop(self, sequence_ids: Iterable[int]) -> None:
+        """Give back the slots of sequences that models may still hold something for."""
+        self.dropped.update(sequence_ids)
+        for sequence_id in sequence_ids:
+            self.give_back(sequence_id)

@@ -54,6 +54,19 @@ class PrefillProgress:
     hidden: HiddenStates | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a new sequence would find.
+
+    Attributes:
+        tokens: how many of its prefix need not be computed.
+        blocks: how many free blocks of the cache it would take.
+    """
+
+    tokens: int = 0
+    blocks: int = 0
+
+
 def rounding_of(eps: float) -> float:
     """Return what rounding explains of a model's logits, beside the largest of them.
 
@@ -242,15 +255,10 @@ class Runtime(ABC):
         """How many blocks of its cache are free; None where there is no such bound."""
         return None
 
-    def blocks_for(self, prefix: Prefix) -> int:
-        """Return how many free blocks a new sequence would take."""
+    def lookup(self, prefix: Prefix) -> Found:
+        """Say what a new sequence would find computed of its prefix; by default nothing."""
         del prefix
-        return 0
-
-    def computed(self, prefix: Prefix) -> int:
-        """Return how many tokens of a new sequence's prefix need not be computed, 0 by default."""
-        del prefix
-        return 0
+        return Found()
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Free the room of sequences that will not be asked about again.

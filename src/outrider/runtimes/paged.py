@@ -24,7 +24,7 @@ from ..errors import InvalidConfigError, ModelError, OutriderError
 from ..types import trees
 from ..types.records import DraftProposal, Prefix, TargetScores
 from ..types.transfer import sent
-from .base import Capabilities, PrefillProgress, Runtime
+from .base import Capabilities, Found, PrefillProgress, Runtime
 from .blocks import BlockCopy, BlockPool
 from .flat import (
     Computed,
@@ -120,17 +120,12 @@ class PagedModel(Runtime):
         with self.whole():
             return self.pool.available
 
-    def blocks_for(self, prefix: Prefix) -> int:
-        """Return how many free blocks a new sequence would take."""
+    def lookup(self, prefix: Prefix) -> Found:
+        """Say what a new sequence would find; see `Runtime.lookup`."""
         with self.whole():
-            blocks, count = self.pool.find(prefix.tokens[:-1])
-            shared = self.pool.used(blocks[: count // self.pool.size])
-            return len(prefix) // self.pool.size + 1 - shared
-
-    def computed(self, prefix: Prefix) -> int:
-        """Return how many tokens a new sequence would find; see `Runtime.computed`."""
-        with self.whole():
-            return self.pool.find(prefix.tokens[:-1])[1]
+            blocks, tokens = self.pool.find(prefix.tokens[:-1])
+            shared = self.pool.used(blocks[: tokens // self.pool.size])
+            return Found(tokens, len(prefix) // self.pool.size + 1 - shared)
 
     @torch.inference_mode()
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:

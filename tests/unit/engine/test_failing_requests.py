@@ -436,9 +436,9 @@ class Tired(TabularModel):
         self.fail("prefill")
         return super().prefill(prefix, most)
 
-    def computed(self, prefix: Any) -> int:
-        self.fail("computed")
-        return 0
+    def lookup(self, prefix: Any) -> Any:
+        self.fail("lookup")
+        return super().lookup(prefix)
 
 
 @pytest.mark.parametrize("method", ["verify", "release"])
@@ -462,7 +462,7 @@ def test_a_model_that_raises_is_named_and_what_ended_before_is_kept(
         decoder.generate([[0], [1], [2]], params)
 
 
-@pytest.mark.parametrize("method", ["prefill", "computed"])
+@pytest.mark.parametrize("method", ["prefill", "lookup"])
 def test_a_model_that_raises_as_a_prompt_is_prefilled_is_named(method: str) -> None:
     decoder = SpeculativeDecoder(Tired(method, OSError("gone")))
     with Scheduler(decoder, prefill_chunk=2) as scheduler:

@@ -24,7 +24,7 @@ from ...config.validation import choice, integer
 from ...errors import ModelError, missing
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
-from ..base import Capabilities, PrefillProgress, Runtime, rounding_of
+from ..base import Capabilities, Found, PrefillProgress, Runtime, rounding_of
 from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
 from .cursor import GgufCursor
 from .forest import Part, Row, batch_of, parts
@@ -229,10 +229,10 @@ class LlamaCppModel(Runtime):
         logits = self._with_room(partial(self._attempt, rows, width, cached))
         return logits, tuple(cached[row.prefix.sequence_id] for row in rows)
 
-    def computed(self, prefix: Prefix) -> int:
-        """Return what a new sequence would find; see `Runtime.computed`."""
+    def lookup(self, prefix: Prefix) -> Found:
+        """Say what a new sequence would find; see `Runtime.lookup`."""
         with self.lock:
-            return self._table.computed(prefix)
+            return Found(self._table.computed(prefix))
 
     def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
         """Compute at most so many tokens of a prefix; see `Runtime.prefill`."""
