@@ -25,6 +25,7 @@ class World:
     Attributes:
         acceptance: of a model's token, given the round; a number or a function.
         step: what a draft step costs.
+        blocks: whether one step drafts all tokens.
         token: what one more token costs to verify, for each row.
         spread: how far the probabilities of single tokens lie from their mean, which the draft's
             confidence reports; 0 makes confidences all alike.
@@ -44,6 +45,7 @@ class World:
 
     acceptance: float | Callable[[int], float] = 0.7
     step: float = 0.125
+    blocks: bool = False
     token: float = 0.02
     spread: float = 0.0
     lookup: Callable[[int], tuple[int, float]] = lambda _: (0, 0.0)
@@ -57,6 +59,10 @@ class World:
     late_prefill: float = 0.0
     noise: float = 0.0
     plain_s: float = 0.02
+
+    def steps(self, depth: int) -> int:
+        """The draft steps that so many tokens take."""
+        return min(depth, 1) if self.blocks else depth
 
     def accepted(self, number: int) -> float:
         """The mean acceptance of a model's tokens in a round."""
@@ -176,6 +182,7 @@ def play(
         nodes = np.concatenate([[0], np.cumsum(plan.tree.levels)])
         drafted = tuple(nodes[depth].tolist())
     steps = max((d for d, s in zip(depth, sources, strict=True) if s == MODEL), default=0)
+    steps = world.steps(steps)
     drafting = world.searching * (plan.deepest > 0) + world.step * steps
     if steps:
         missed = [_missed(state) for state in states]

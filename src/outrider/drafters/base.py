@@ -164,6 +164,10 @@ class Drafter(ABC):
         Whether a token is proposed must not depend on the token's own drawn value.
         """
 
+    def steps(self, depth: int) -> int:
+        """Return how many forwards its model takes to draft so many tokens in a row."""
+        return depth
+
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget sequences that end; with `discard`, share nothing of them. Ids may be unknown."""
         del sequence_ids, discard

@@ -91,6 +91,10 @@ class HybridDrafter(Drafter):
         """Width of the model's distributions, V."""
         return self._vocab_size
 
+    def steps(self, depth: int) -> int:
+        """Return how many forwards the model takes to draft so many tokens in a row."""
+        return self.drafter.steps(depth)
+
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:

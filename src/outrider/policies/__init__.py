@@ -29,6 +29,9 @@ class DrafterTraits(Protocol):
     def vocab_size(self) -> int | None:
         """None if none of its tokens takes a step of a model."""
 
+    def steps(self, depth: int) -> int:
+        """Return how many forwards its model takes to draft so many tokens in a row."""
+
 
 def policy_of(
     config: SpeculativeConfig,
@@ -59,6 +62,7 @@ def policy_of(
         cost_ratio,
         looks_up=drafter.looks_up,
         has_model=drafter.vocab_size is not None,
+        steps=drafter.steps,
         coupled=coupled,
         token_ratio=token_ratio,
     )

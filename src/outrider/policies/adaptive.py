@@ -11,7 +11,7 @@ drafter that does not pay from costing more than a small share of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -113,6 +113,7 @@ class AdaptiveDepth(Policy):
             rounds were timed.
         looks_up: whether some of the drafter's tokens take no step of a model.
         has_model: whether some do.
+        steps: how many of them a draft of each depth takes.
         coupled: whether outputs do not depend on what is drafted.
         token_ratio: likewise, one more token to verify.
     """
@@ -126,6 +127,7 @@ class AdaptiveDepth(Policy):
         *,
         looks_up: bool = False,
         has_model: bool = True,
+        steps: Callable[[int], int] = int,
         coupled: bool = False,
         token_ratio: float = TOKEN_RATIO,
     ) -> None:
@@ -135,6 +137,8 @@ class AdaptiveDepth(Policy):
         self._own_costs = RoundCosts(1, *self._ratios)
         self._looks_up = looks_up
         self._has_model = has_model
+        self._steps_to = steps
+        self._steps = np.array([steps(depth) for depth in range(shape.deepest + 1)])
         self._coupled = coupled
 
     def start(self) -> Knowledge:
@@ -177,6 +181,7 @@ class AdaptiveDepth(Policy):
             by_confidence=by_confidence,
             by_position=by_position,
             columns=np.diff(self._nodes),
+            steps=np.diff(self._steps),
             shared=shared,
             own=own,
         )
@@ -204,10 +209,9 @@ class AdaptiveDepth(Policy):
             limit.append(self._timed(knowledge, costs[-1], states))
         rows = np.array([1] * len(own) + [len(states)])[: len(costs)]
         c0, c1, c2 = np.array([each.coefficients for each in costs]).T[:, :, None]
-        depths = np.arange(len(self._nodes)) * self._has_model
         columns = c0 + c1 * rows[:, None] * (1.0 + self._nodes)
         columns[:, 0] = [each.plain for each in costs]
-        seconds = columns + c2 * depths
+        seconds = columns + c2 * self._steps * self._has_model
         pairs = list(zip(accounts, costs, strict=True))
         slack = np.array([account.slack(each.plain) for account, each in pairs])
         limits = np.array(limit)
@@ -236,7 +240,7 @@ class AdaptiveDepth(Policy):
         c0, c1, c2 = costs.coefficients
         least = c0 + c1 * rows * (1 + int(self._nodes[1]))
         if not self._looks_up or (costs.probes.due and knowledge.account.loss > 0):
-            least += c2 * self._has_model
+            least += c2 * self._steps[1] * self._has_model
         return least - costs.plain > knowledge.account.slack(costs.plain)
 
     def _timed(
@@ -272,7 +276,7 @@ class AdaptiveDepth(Policy):
         step, token = rate * terms.step, rate * terms.token
         drafted = np.minimum(planned[group], most)
         reached = by_position.cumprod(1) * (np.arange(by_position.shape[1]) < drafted[:, None])
-        cost = drafted * (step / members)[group] + self._nodes[drafted] * token[group]
+        cost = self._steps[drafted] * (step / members)[group] + self._nodes[drafted] * token[group]
         return GroupPlan(
             group=group,
             depth=np.where(best > 0, terms.affordable, planned),
@@ -294,9 +298,12 @@ class AdaptiveDepth(Policy):
         acceptance = knowledge.acceptance.add(outcomes)
         costs, account = knowledge.of(len(states), *self._ratios), knowledge.account
         entering = any(state.round == 1 for state in states)
+        depths = zip(record.depth, record.sources, strict=True)
+        by_model = max((depth for depth, source in depths if source == MODEL), default=0)
+        steps = float(self._steps_to(by_model))
         drafting = record.draft_s + record.plan_s
         if entering:  # What a draft model takes for prompts was seen before, or the target's share.
-            usual = record.steps * costs.coefficients[2] + account.prefill
+            usual = steps * costs.coefficients[2] + account.prefill
             drafting = min(drafting, CLIP * max(record.total_s - drafting, usual))
         if not any(record.depth):
             total = costs.plain + drafting if entering else costs.clipped(record.total_s)
@@ -309,7 +316,7 @@ class AdaptiveDepth(Policy):
                 account = account.add(total + between, fair, costs.plain)
         elif knowledge.timed:
             # The widest row decides how many columns are verified for each.
-            tokens, steps = float(len(states) * (1 + max(record.drafted))), float(record.steps)
+            tokens = float(len(states) * (1 + max(record.drafted)))
             prefill = 0.0
             if entering or any(map(_first_of_model, states, outcomes)):
                 drafting += record.between_s
@@ -335,7 +342,7 @@ class AdaptiveDepth(Policy):
         fair = 1.0 + outcome.kept
         if outcome.depth:
             by_model = outcome.source == MODEL
-            nodes, steps = self._shape.size(outcome.depth), outcome.depth if by_model else 0
+            nodes, steps = self._shape.size(outcome.depth), self._steps_to(outcome.depth * by_model)
             total = self._own_costs.seconds(1 + nodes, steps)
         asked = outcome.depth > 0 and (by_model or not self._has_model)
         return History(

@@ -104,6 +104,7 @@ class BreakEven(Rule):
             [B, BUCKETS].
         by_position: the rate at which a model's token is kept at each place, float64 [B, K].
         columns: tokens that each row gets at each depth, int64 [K]: 1 on chains.
+        steps: draft steps that each depth takes beyond the one before, int64 [K].
         shared, own: of each row, what is known of all that it may go by, and of itself beside them.
     """
 
@@ -111,6 +112,7 @@ class BreakEven(Rule):
     by_confidence: NDArray[np.float64]
     by_position: NDArray[np.float64]
     columns: NDArray[np.int64]
+    steps: NDArray[np.int64]
     shared: Sequence[Acceptance]
     own: Sequence[Acceptance]
 
@@ -124,7 +126,8 @@ class BreakEven(Rule):
         reached = np.where(drafting, kept.prod(1) * self.by_position[:, drawn], 0.0)
         groups = self.groups
         gains = np.bincount(groups.group, reached, len(groups.step))
-        needed = groups.step + groups.rows * self.columns[drawn] * groups.token
+        needed = groups.step * self.steps[drawn]
+        needed = needed + groups.rows * self.columns[drawn] * groups.token
         pays: NDArray[np.bool_] = (gains > needed)[groups.group]
         return pays
 

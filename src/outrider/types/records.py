@@ -281,9 +281,3 @@ class RoundRecord:
     total_s: float
     plan_s: float = 0.0
     between_s: float = 0.0
-
-    @property
-    def steps(self) -> int:
-        """The number of draft steps: the largest depth of a row that a model drafted."""
-        rows = zip(self.depth, self.sources, strict=True)
-        return max((depth for depth, source in rows if source == MODEL), default=0)

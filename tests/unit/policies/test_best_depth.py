@@ -26,7 +26,8 @@ def share_of_best(policy: Policy, world: World, rows: int, seed: int, rounds: in
     tokens = [expected(world.acceptance, depth) for depth in run.depths[64:]]
     reached = np.mean(tokens) / (np.mean(run.seconds[64:]) / world.plain_s)
     best = max(
-        expected(world.acceptance, depth) / (1 + depth * (world.step + rows * world.token))
+        expected(world.acceptance, depth)
+        / (1 + world.steps(depth) * world.step + depth * rows * world.token)
         for depth in range(DEEPEST + 1)
     )
     return float(reached / best)
@@ -45,6 +46,16 @@ def test_adaptive_reaches_95_percent_of_the_best_fixed_depth(
     shares.append(share_of_best(AdaptiveDepth(Shape(DEEPEST)), world, 4, 3))
     assert np.mean(shares) >= 0.95
     assert min(shares) >= 0.85
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.slow
+def test_a_step_that_drafts_all_tokens_is_paid_once(rows: int) -> None:
+    world = World(acceptance=0.8, step=0.4, blocks=True, noise=0.05)
+    blocks = AdaptiveDepth(Shape(DEEPEST), steps=world.steps)
+    assert share_of_best(blocks, world, rows, 0) >= 0.93
+    # As if it took a step a token, drafts are too short.
+    assert share_of_best(AdaptiveDepth(Shape(DEEPEST)), world, rows, 0) < 0.9
 
 
 def test_that_notices_a_depth_that_is_not_adapted() -> None:
