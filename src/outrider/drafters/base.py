@@ -142,6 +142,8 @@ class Drafter(ABC):
         cost_ratio: a draft step beside a plain forward of the target; None if that is unknown.
         looks_up: whether some of its tokens take no step of a model.
         hidden_layers: of the target, whose hidden states it drafts from; see `observe_round`.
+        follows: whether it drafts from what the target has computed, so that no sequence is drafted
+            in its first round; so does whatever names `hidden_layers`.
     """
 
     source: str = MODEL
@@ -149,6 +151,7 @@ class Drafter(ABC):
     cost_ratio: float | None = None
     looks_up: bool = False
     hidden_layers: Sequence[int] = ()
+    follows: bool = False
 
     @property
     @abstractmethod
@@ -186,15 +189,6 @@ class Drafter(ABC):
     def observe_output(self, prefixes: Sequence[Prefix]) -> None:
         """Learn from whole sequences that ended; they are released next."""
         del prefixes
-
-    def prefill_prompts(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
-        """Have the target prefill new prompts, for drafters in the target's own slots.
-
-        Returns:
-            The number of tokens of each that were found in its cache; empty if it did nothing.
-        """
-        del prefixes
-        return ()
 
     def prefill(self, prefix: Prefix, most: int) -> int:
         """Prefill a part of a long prompt by a model of the drafter's own; see `Runtime.prefill`.

@@ -36,6 +36,8 @@ class EarlyExitDrafter(ModelDrafter):
         ModelError: its decoder layers are not one plain list, or do not run without the others.
     """
 
+    follows = True
+
     def __init__(self, target: TransformersModel, layers: int) -> None:
         if not isinstance(target, TransformersModel):
             raise InvalidConfigError("target", type(target).__name__, "a TransformersModel")
@@ -47,7 +49,3 @@ class EarlyExitDrafter(ModelDrafter):
     def _open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
         """Open the first layers at the end of the prefixes."""
         return self._target.open(prefixes, depth, self._run)
-
-    def prefill_prompts(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
-        """Have the target prefill new prompts, all but their last few tokens, in all layers."""
-        return self._target.prefill_prompts(prefixes)

@@ -140,7 +140,7 @@ def record_of(
         confidence=tuple(confidence),
         cached=(0,) * len(rows),
         draft_s=spans.seconds("draft"),
-        target_s=spans.seconds("prefill") + spans.seconds("target"),
+        target_s=spans.seconds("target"),
         total_s=0.0,
         plan_s=spans.seconds("plan"),
     )

@@ -32,6 +32,7 @@ class Drafting:
 
     Attributes:
         hidden_layers: of the target, whose hidden states any of them needs, in order.
+        follows: whether one drafts from what the target has computed.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Drafting:
         self._device = device
         wanted_layers = {layer for each in behind for layer in each.hidden_layers}
         self.hidden_layers = tuple(sorted(wanted_layers))
+        self.follows = any(each.follows for each in behind) or bool(wanted_layers)
 
     def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
         """Give drafters the hidden states of their layers, of those of `hidden_layers`.
@@ -67,20 +69,6 @@ class Drafting:
                         drafter.observe_round(own)
                 except DraftError as error:
                     self._pass_over(error)
-
-    def prefill_prompts(self, batch: Batch, plan: DraftPlan) -> tuple[int, ...]:
-        """Let a drafter in the target's slots prefill new prompts, in the target's time.
-
-        Returns:
-            The number of tokens of each that were found in its cache; empty if it did nothing.
-        """
-        if plan.width and any(state.round == 0 for state in batch.states):
-            prefixes = [state.prefix for state in batch.states]
-            for drafter in self._behind:
-                with _guarded(drafter):
-                    if cached := drafter.prefill_prompts(prefixes):
-                        return cached
-        return ()
 
     def prefill(self, prefix: Prefix, most: int) -> int:
         """Have the drafters prefill a part of a prompt, and return how many tokens are left.

@@ -193,8 +193,6 @@ class Engine:
         context = RoundContext(
             batch, draws, plan, self.config, draft_pipeline, learning=chance is None
         )
-        with spans.span("prefill"):
-            cached = self._drafting.prefill_prompts(batch, plan)
         with spans.span("draft"):
             proposal = self._drafting.propose(batch, plan, context)
         with spans.span("target"):
@@ -212,7 +210,7 @@ class Engine:
         prefilled = [state.draft_prefill_s for state in batch.states if not state.round]
         record = replace(
             record_of(batch, proposal, confidence, rows, emitted, spans),
-            cached=_cached(batch, cached or scores.cached),
+            cached=_cached(batch, scores.cached),
             draft_failed=failed,
             total_s=spans.total(),
             between_s=self._between_s + sum(prefilled),
@@ -224,11 +222,8 @@ class Engine:
             return DraftPlan(np.zeros(len(states), dtype=np.int64))
         plan = self.policy.plan(self.knowledge, states)
         check_plan(plan, states)
-        # Before a sequence's first round there are no hidden states of its last token.
-        first = bool(self._drafting.hidden_layers) and not self.drafter.looks_up
-        drafting = np.array(
-            [state.drafting and not (first and not state.round) for state in states]
-        )
+        follows = self._drafting.follows
+        drafting = np.array([s.drafting and (s.round > 0 or not follows) for s in states])
         return plan if drafting.all() else replace(plan, depth=np.where(drafting, plan.depth, 0))
 
     def _score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:

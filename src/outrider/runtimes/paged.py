@@ -43,10 +43,6 @@ from .paged_cursor import PagedCursor
 _LOG = logging.getLogger(__name__)
 
 
-_FEW = 4
-"""Rows that miss more tokens are prefilled before first layers draft: these compute the rest."""
-
-
 class PagedModel(Runtime):
     """A model over a pool of blocks. Several decoders, in several threads, may share one."""
 
@@ -140,7 +136,7 @@ class PagedModel(Runtime):
         check_lengths(prefixes, longest.tolist(), self.longest)
         ancestors = None if mask is None else sent(torch.from_numpy(mask), self.device)
         with self.whole():
-            starts, cached, parts = self._enter(prefixes, PREFILLED_ALONE)
+            starts, cached, parts = self._enter(prefixes)
             tables = self._extended(prefixes, starts, lengths)
             batch = self.flat_batch(prefixes, starts, tables, proposal.tokens, lengths, ancestors)
             logits, states = self.forward(batch)
@@ -202,7 +198,7 @@ class PagedModel(Runtime):
         check_lengths(prefixes, [0] * len(prefixes), self.longest)
         none = np.zeros(len(prefixes), dtype=np.int64)
         with self.whole():
-            starts, *_ = self._enter(prefixes, PREFILLED_ALONE)
+            starts, *_ = self._enter(prefixes)
             tables = self._extended(prefixes, starts, none + max(0, depth - 1))
             tokens = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self.device)
             batch = self.flat_batch(prefixes, starts, tables, tokens, none)
@@ -212,17 +208,6 @@ class PagedModel(Runtime):
                 self._settle(prefixes, drafts)
             held = [self._computed[prefix.sequence_id] for prefix in prefixes]
         return PagedCursor(self, run, prefixes, held, drafts, logits)
-
-    @torch.inference_mode()
-    def prefill_prompts(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
-        """Compute all but the last few tokens of each prefix; for the errors see `Runtime.open`.
-
-        Returns:
-            The number of tokens that were found computed of each new one.
-        """
-        check_lengths(prefixes, [0] * len(prefixes), self.longest)
-        with self.whole():
-            return self._enter(prefixes, _FEW)[1]
 
     @torch.inference_mode()
     def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
@@ -294,27 +279,22 @@ class PagedModel(Runtime):
         return found, found
 
     def _enter(
-        self, prefixes: Sequence[Prefix], together: int
+        self, prefixes: Sequence[Prefix]
     ) -> tuple[list[int], tuple[int, ...], list[list[Tensor]]]:
         """Admit sequences, and prefill those that miss much, one by one, so that others share it.
-
-        Args:
-            prefixes: of the rows.
-            together: rows that miss more tokens than this are prefilled.
 
         Returns:
             The first position of each that is still to be computed, how many tokens of each new
             one were found computed, and the hidden states of what was prefilled.
         """
-        if len(prefixes) == 1 and together == PREFILLED_ALONE:
-            together = self._chunk
+        together = self._chunk if len(prefixes) == 1 else min(PREFILLED_ALONE, self._chunk)
         starts: list[int] = []
         cached: list[int] = []
         parts: list[list[Tensor]] = []
         for prefix in prefixes:
             start, found = self._admitted(prefix)
             parts.append([])
-            if len(prefix) - start > min(together, self._chunk):
+            if len(prefix) - start > together:
                 parts[-1] = self._prefill(prefix, start, len(prefix) - 1)
                 start = len(prefix) - 1
             starts.append(start)
