@@ -67,7 +67,7 @@ class Repeating(LlamaCppModel):
         logits, cached = super().compute(rows, width)
         wide = logits.astype(np.float64)
         for found, row in zip(wide, rows, strict=True):
-            for node in range(row.known, len(row.tokens) + 1):
+            for node in range(len(row.tokens) + 1):
                 columns = [step - 1 for step in trees.path(row.parents.tolist(), node)]
                 text = (*row.prefix.tokens.tolist(), *row.tokens[columns].tolist())
                 found[node] = self._first.setdefault(text, found[node].copy())
@@ -79,8 +79,7 @@ class Repeating(LlamaCppModel):
     [
         {"num_speculative_tokens": 2},
         {"num_speculative_tokens": 2, "verification": "block"},
-        {"tree_shape": (2, 1)},
-        {"tree_shape": (2, 2), "verification": "recursive"},
+        {"tree_shape": (2, 1)},  # Of which llama.cpp drafts chains.
     ],
     ids=str,
 )
@@ -94,11 +93,14 @@ def test_a_draft_on_llama_cpp_leaves_the_targets_distribution(
 
 
 def test_drafts_of_other_kinds_leave_it_too(target: Any, files: tuple[Path, Path]) -> None:
-    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2)
     expected = target_distribution(Distributions(target), PROMPT, THREE)
-    for drafter in (
-        TransformersModel(resembling(target).double(), max_sequences=64),
-        NgramDrafter(),
+    model = TransformersModel(resembling(target).double(), max_sequences=64)
+    for drafter, settings in (
+        (model, {"num_speculative_tokens": 2}),
+        (model, {"tree_shape": (2, 1)}),
+        (model, {"tree_shape": (2, 2), "verification": "recursive"}),
+        (NgramDrafter(), {"num_speculative_tokens": 2}),
     ):
+        config = SpeculativeConfig(depth="fixed", **settings)
         decoder = SpeculativeDecoder(Repeating(files[0]), drafter, config=config)
         assert distance(exact_distribution(decoder, PROMPT, THREE), expected) < TOLERANCE

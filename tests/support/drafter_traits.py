@@ -12,6 +12,7 @@ class Drafter:
     looks_up: bool = False
     vocab_size: int | None = 5
     cost_ratio: float | None = None
+    branches: bool = True
 
     def steps(self, depth: int) -> int:
         return depth

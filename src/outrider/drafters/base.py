@@ -142,6 +142,7 @@ class Drafter(ABC):
         cost_ratio: a draft step beside a plain forward of the target; None if that is unknown.
         looks_up: whether some of its tokens take no step of a model.
         hidden_layers: of the target, whose hidden states it drafts from; see `observe_round`.
+        branches: whether it drafts trees where they are asked for; if not, chains.
         follows: whether it drafts from what the target has computed, so that no sequence is drafted
             in its first round; so does whatever names `hidden_layers`.
     """
@@ -151,6 +152,7 @@ class Drafter(ABC):
     cost_ratio: float | None = None
     looks_up: bool = False
     hidden_layers: Sequence[int] = ()
+    branches: bool = True
     follows: bool = False
 
     @property

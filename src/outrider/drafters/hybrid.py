@@ -72,6 +72,7 @@ class HybridDrafter(Drafter):
         self.min_expected = min_expected
         self.models = (own, *lookups)
         self.cost_ratio = own.cost_ratio
+        self.branches = own.branches
         self._vocab_size = own.vocab_size
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 from ..config.params import SpeculativeConfig
@@ -12,6 +13,8 @@ from .costs import COST_RATIO, TOKEN_RATIO
 from .fixed import FixedDepth, Shape
 
 __all__ = ["AdaptiveDepth", "ConfidenceDepth", "FixedDepth", "Policy", "Shape", "policy_of"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class DrafterTraits(Protocol):
@@ -28,6 +31,10 @@ class DrafterTraits(Protocol):
     @property
     def vocab_size(self) -> int | None:
         """None if none of its tokens takes a step of a model."""
+
+    @property
+    def branches(self) -> bool:
+        """Whether it drafts trees."""
 
     def steps(self, depth: int) -> int:
         """Return how many forwards its model takes to draft so many tokens in a row."""
@@ -51,6 +58,9 @@ def policy_of(
     shape = Shape.of(config)
     if drafter is None or not shape.deepest:
         return FixedDepth(Shape(0))
+    if shape.tree is not None and not drafter.branches:
+        _LOG.warning("the draft model drafts chains in place of trees: each level would cost more")
+        shape = Shape(shape.deepest)
     if config.depth == "fixed":
         return FixedDepth(shape)
     ratios = (config.cost_ratio, drafter.cost_ratio, COST_RATIO)

@@ -26,7 +26,8 @@ class Capabilities:
         max_sequences: how many sequences may be live at once; None for any number.
         max_length: the longest prefix, drafts included, in tokens; None for any length.
         eos_token_ids: tokens that end a sequence.
-        trees: whether proposals and cursors may branch.
+        trees: whether proposals may branch.
+        drafts_trees: whether its cursors may; where they may not, it drafts chains.
     """
 
     vocab_size: int
@@ -35,6 +36,7 @@ class Capabilities:
     max_length: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     trees: bool = True
+    drafts_trees: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,6 @@ class Cursor(ABC):
             ContextLengthError: no row has room for another token.
         """
 
-    @abstractmethod
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Feed nodes of a tree, and return the logits after them.
 
@@ -123,8 +124,9 @@ class Cursor(ABC):
             Logits [B, M, V].
 
         Raises:
-            ModelError: the runtime has no trees.
+            ModelError: this runtime drafts chains; see `Capabilities.drafts_trees`.
         """
+        raise ModelError(f"{type(self).__name__} is fed chains, and no trees; feed it by step")
 
 
 class Runtime(ABC):

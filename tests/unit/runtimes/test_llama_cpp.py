@@ -17,7 +17,7 @@ import torch
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel, load
 from outrider.certify.kits.runtime_case import Row, proposal
 from outrider.errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, ModelError
-from outrider.types.records import Prefix
+from outrider.types.records import Prefix, RoundRecord
 from tests.support.families import CONTEXT, VOCAB, resembling
 
 pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
@@ -186,14 +186,14 @@ def test_a_cursor_says_where_its_context_ends(path: Path) -> None:
     assert torch.allclose(both.step(torch.tensor([4, 5]))[0], before, atol=1e-3)
     cursor = runtime.open([Prefix(2, [1, 2])], 3)
     cursor.step(one)
-    with pytest.raises(ModelError, match="by step or by expand"):
+    with pytest.raises(ModelError, match="is fed chains, and no trees"):
         cursor.expand(one[None], one[None] * 0)
 
 
 def test_a_target_on_llama_cpp_takes_a_draft_of_transformers_and_the_reverse(
     model: Any, path: Path
 ) -> None:
-    """The text is greedy decoding's own, by chains and by trees."""
+    """The text is greedy decoding's own; llama.cpp drafts chains where trees are asked for."""
     greedy = SamplingParams(max_tokens=24, temperature=0)
     prompts = [[4, 5], [9, 8, 7, 6], [1]]
     expected = [out.token_ids for out in SpeculativeDecoder(exact(path)).generate(prompts, greedy)]
@@ -202,10 +202,13 @@ def test_a_target_on_llama_cpp_takes_a_draft_of_transformers_and_the_reverse(
     for target, drafter in pairs:
         for shaped in ({}, {"tree_shape": (2, 2, 1)}):
             config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, **shaped)
-            decoder = SpeculativeDecoder(target, drafter, config=config)
+            rounds: list[RoundRecord] = []
+            decoder = SpeculativeDecoder(target, drafter, config=config, on_round=rounds.append)
             found = decoder.generate(prompts, greedy)
             assert [out.token_ids for out in found] == expected
             assert decoder.metrics.accepted > 0
+            chains = drafter is not draft or not shaped
+            assert chains is all(max(each.drafted) == max(each.depth) for each in rounds)
 
 
 def test_prefixes_that_do_not_fit_are_refused(path: Path) -> None:

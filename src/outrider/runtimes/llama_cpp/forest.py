@@ -23,13 +23,11 @@ class Row:
         prefix: of a sequence.
         tokens: int64 [n].
         parents: the node that each follows, int64 [n]; see `outrider.types.trees`.
-        known: how many of the n + 1 nodes, from the prefix on, need no logits.
     """
 
     prefix: Prefix
     tokens: Tokens
     parents: Tokens
-    known: int = 0
 
     @property
     def chain_prefix(self) -> int:
@@ -69,9 +67,8 @@ def parts(index: int, row: Row, most: int) -> Iterator[Part]:
     """Split a row into parts of at most so many paths: one part if it is a chain."""
     size = len(row.tokens)
     if row.chain_prefix == size:
-        wanted = np.arange(1, size + 1) >= row.known
-        every = np.arange(size, dtype=np.int64)
-        yield Part(index, every, every + 1, np.ones((size, 1), bool), wanted, only=True)
+        every, whole = np.arange(size, dtype=np.int64), np.ones((size, 1), bool)
+        yield Part(index, every, every + 1, whole, whole[:, 0], only=True)
         return
     ancestors = trees.ancestor_mask(row.parents[None])[0]
     inner = np.isin(np.arange(1, size + 1), row.parents)
@@ -79,7 +76,7 @@ def parts(index: int, row: Row, most: int) -> Iterator[Part]:
     if row.chain_prefix:
         # Paths through the chain prefix first: what is kept of the row stands on the first.
         leaves = leaves[np.argsort(~ancestors[leaves, row.chain_prefix - 1], kind="stable")]
-    fresh = np.arange(1, size + 1) >= row.known
+    fresh = np.ones(size, bool)
     for first in range(0, len(leaves), most):
         below = ancestors[leaves[first : first + most]].T
         nodes = np.flatnonzero(below.any(1))
@@ -105,8 +102,7 @@ def batch_of(row: Row, part: Part, start: int, ids: Ids) -> Batch:
     """
     length = len(row.prefix)
     missing = row.prefix.tokens[start:]
-    lead = np.zeros(len(missing), bool)
-    lead[-1:] = row.known == 0
+    lead = np.arange(start + 1, length + 1) == length
     below = np.concatenate([np.ones((len(missing), len(ids)), bool), part.below])
     return Batch(
         np.concatenate([missing, row.tokens[part.nodes]]).astype(np.int32),

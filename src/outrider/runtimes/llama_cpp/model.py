@@ -106,6 +106,7 @@ class LlamaCppModel(Runtime):
             max_sequences,
             checked_length(max_length, longest),
             _ends(self._weights),
+            drafts_trees=False,
         )
         self._allot(max_sequences)
         self._refuse_uncuttable()
@@ -342,11 +343,9 @@ class LlamaCppModel(Runtime):
             spare += len(extra)
             batches.append(batch_of(row, part, start, np.array([slot, *extra], np.int32)))
         found, place = context.compute(Batch.joined(batches)), 0
-        for part, batch in zip(together, batches, strict=True):
+        for part in together:
             row = rows[part.row]
-            nodes = part.nodes[part.wanted] + 1
-            if batch.wanted.sum() > len(nodes):
-                nodes = np.concatenate([[0], nodes])
+            nodes = np.concatenate([[0], part.nodes[part.wanted] + 1])
             logits[part.row, nodes] = found[place : place + len(nodes)]
             place += len(nodes)
             self._settle(row, part)
