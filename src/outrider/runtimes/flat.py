@@ -71,12 +71,6 @@ class FlatBatch:
         made[torch.from_numpy(row), torch.from_numpy(node)] = states[torch.from_numpy(token)]
         return made
 
-    def row(self, row: int, logits: Tensor, states: Tensor | None) -> RowOutputs:
-        """Return a row's part of logits [B, N + 1, V] and hidden states [T, L, D], not copied."""
-        begin, end = self.begins[row : row + 2].tolist()
-        own = None if states is None else states[begin:end]
-        return RowOutputs(int(self.missing[row]), logits[row], own)
-
     @property
     def places(self) -> Integers:
         """How many tokens of its sequence come before each, as they are written, int64 [T]."""
@@ -114,20 +108,6 @@ def before(
         start = int(batch.past[row]) - sum(map(len, own))
         found.append(joined(prefixes[row], start, [*own, states[begin:last]]))
     return tuple(each for each in found if each is not None)
-
-
-class RowOutputs(NamedTuple):
-    """The outputs of one row, to be written to.
-
-    Attributes:
-        missing: how many of its new tokens are the prefix's.
-        logits: of its nodes, [N + 1, V].
-        states: hidden states of its new tokens, [n, L, D]; None if there are none.
-    """
-
-    missing: int
-    logits: Tensor
-    states: Tensor | None
 
 
 class Outputs(NamedTuple):

@@ -32,13 +32,13 @@ from .flat import (
     FlatBatch,
     Integers,
     Outputs,
-    RowOutputs,
     before,
     joined,
     rows_of,
 )
 from .lengths import PREFILLED_ALONE, check_lengths
 from .paged_cursor import PagedCursor
+from .paths import by_paths, paths_to_nodes
 
 _LOG = logging.getLogger(__name__)
 
@@ -139,11 +139,15 @@ class PagedModel(Runtime):
             starts, cached, parts = self._enter(prefixes)
             tables = self._extended(prefixes, starts, lengths)
             batch = self.flat_batch(prefixes, starts, tables, proposal.tokens, lengths, ancestors)
-            logits, states = self.forward(batch)
+            logits, states = outputs = self.forward(batch)
             lengths = lengths.copy()
-            for row in logits[..., 0].isnan().any(1).nonzero().flatten().tolist():
-                self._node_by_node(prefixes[row], proposal, row, batch.row(row, logits, states))
-                lengths[row] = 0
+            # A draft of which the model makes NaN or infinite keys and values spoils the logits of
+            # nodes that do not see it: zero times NaN is NaN.
+            spoiled = logits[..., 0].isnan().any(1).nonzero().flatten().tolist()
+            if spoiled:
+                paths = {row: paths_to_nodes(batch, row) for row in spoiled}
+                by_paths(self, batch, self.forward, paths, outputs)
+                lengths[spoiled] = 0
             # Of trees, the leading nodes that follow one another in every row stand in their place.
             placed = (proposal.structure == np.arange(proposal.width)).all(0)
             chain = int(np.logical_and.accumulate(placed).sum())
@@ -153,37 +157,6 @@ class PagedModel(Runtime):
         return TargetScores(
             logits, cached, batch.nodes(states), before(prefixes, batch, states, parts)
         )
-
-    def _node_by_node(
-        self, prefix: Prefix, proposal: DraftProposal, row: int, outputs: RowOutputs
-    ) -> None:
-        """Compute a row again whose logits have NaN, each node without what does not lead to it.
-
-        A draft of which the model makes NaN or infinite keys and values spoils the logits of nodes
-        that do not see it: zero times NaN is NaN. After such drafts alone NaN is left; the blocks
-        hold nothing of the drafts.
-
-        Args:
-            prefix: of the row.
-            proposal: of all rows.
-            row: its index.
-            outputs: of the row, made anew.
-        """
-        drafted, parents = proposal.tokens[row], proposal.structure[row].tolist()
-        start, last = len(prefix) - outputs.missing, outputs.missing - 1
-        outputs.logits[:] = torch.nan
-        for node in (*range(int(proposal.lengths[row]) + 1), 0):  # Last, what stays.
-            if node and outputs.logits[parents[node - 1], 0].isnan():
-                continue
-            path = [step - 1 for step in trees.path(parents, node)]
-            lengths, tokens = np.array([len(path)]), drafted[path][None]
-            tables = self._extended([prefix], [start], lengths)
-            batch = self.flat_batch([prefix], [start], tables, tokens, lengths, None, len(path))
-            logits, states = self.forward(batch)
-            outputs.logits[node] = logits[0, 0]
-            if states is not None and outputs.states is not None:
-                outputs.states[last + node] = states[-1]
-                outputs.states[:last] = states[:last]
 
     @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int, run: Any = None) -> PagedCursor:

@@ -19,13 +19,13 @@ from .. import kept
 from ..base import rounding_of, tolerated
 from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
+from ..paths import by_paths, paths_to_leaves
 from ..transformers.early_exit import truncated
 from ..transformers.model import TransformersModel
 from ..transformers.support import Architecture, Run
 from ..transformers.twin import twin
 from .convert import GRAPH, converted, key_of, write
 from .paged import KvType, PagedGraph, PagedRun, Precision
-from .paths import by_paths
 
 with missing("openvino"):
     import openvino as ov
@@ -164,7 +164,8 @@ class OpenVinoModel(TransformersModel):
         calls, window = run or self._calls, self._graph.window
         ends = batch.past + batch.missing + batch.drafted
         if batch.ancestors is not None and window and ends.max() > window:
-            return by_paths(self, batch, calls)
+            paths = {row: paths_to_leaves(batch, row) for row in range(len(ends))}
+            return by_paths(self, batch, calls, paths)
         return calls(batch)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:

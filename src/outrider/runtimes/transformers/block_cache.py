@@ -33,7 +33,7 @@ class Grid:
         tables: numbers of blocks, int64 [B, n].
         targets: the place among all tokens of all blocks that each token is written to, int64 [T].
         seen: which earlier and new places each column sees, bool [B, q, n * size].
-        unseen: those that none does, bool [B, n * size, 1, 1].
+        unseen: those that none with a token does, bool [B, n * size, 1, 1].
         places: the positions of these, int64 [B, 1, n * size].
     """
 
@@ -76,7 +76,9 @@ class Grid:
             at = at.clone().scatter_(2, nodes, grid[1, :, None, boundary:])
         seen, at = seen[..., : blocks * SIZE], at[..., : blocks * SIZE]
         whole = sent(torch.from_numpy(tables), device), sent(torch.from_numpy(targets), device)
-        unseen = ~seen.any(1)[..., None, None]
+        real = torch.zeros_like(seen[..., :1])
+        real[rows, columns] = True
+        unseen = ~(seen & real).any(1)[..., None, None]
         return Grid(rows, columns, grid[0], grid[1], *whole, seen, unseen, at)
 
     def masks(self, windows: Windows, dtype: torch.dtype) -> Tensor | dict[str | None, Tensor]:
