@@ -2,8 +2,9 @@
 
     python -m benchmarks.server_load http://127.0.0.1:8000/v1 demo --clients 1,4,16,64
 
-Every client streams one request after another, with prompts that take turns. Tokens are counted by
-the usage that the server reports.
+Every client streams one request after another, with prompts that take turns; `--system` puts the
+text of a file before each, as a system prompt is. Tokens are counted by the usage that the server
+reports.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -52,7 +54,7 @@ async def ask(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> Samp
 
 
 async def load(
-    url: str, model: str, clients: int, requests: int, tokens: int, temperature: float, more: Any
+    url: str, clients: int, requests: int, system: str, shared: dict[str, Any]
 ) -> tuple[float, list[Sample]]:
     """Keep so many clients busy until all requests are answered; return the seconds as well."""
     numbers, samples = count(), []
@@ -61,14 +63,11 @@ async def load(
         while (number := next(numbers)) < requests:
             prompt = outrider_demo.PROMPTS[number % len(outrider_demo.PROMPTS)]
             body = {
-                "model": model,
-                "prompt": f"# {number}\n{prompt}",
-                "max_tokens": tokens,
-                "temperature": temperature,
+                "prompt": f"{system}# {number}\n{prompt}",
                 "seed": number,
                 "stream": True,
                 "stream_options": {"include_usage": True},
-                **more,
+                **shared,
             }
             samples.append(await ask(client, url, body))
 
@@ -101,12 +100,19 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--system", type=Path, help="a file whose text comes before every prompt")
     parser.add_argument("--more", type=json.loads, default={}, help="fields of every body, as JSON")
     asked = parser.parse_args()
+    system = asked.system.read_text(encoding="utf-8") if asked.system else ""
+    shared = {
+        "model": asked.model,
+        "max_tokens": asked.tokens,
+        "temperature": asked.temperature,
+        **asked.more,
+    }
     for clients in map(int, asked.clients.split(",")):
         requests = max(asked.requests // 4, 8) if clients == 1 else max(asked.requests, clients)
-        given = (asked.url, asked.model, clients, requests, asked.tokens)
-        seconds, samples = asyncio.run(load(*given, asked.temperature, asked.more))
+        seconds, samples = asyncio.run(load(asked.url, clients, requests, system, shared))
         row = described(clients, seconds, samples)
         said = {k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()}
         print(json.dumps(said), flush=True)
