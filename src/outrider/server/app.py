@@ -129,5 +129,5 @@ def _reply(
     if status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
     if status in (429, 503):
-        headers = {"Retry-After": str(state.access.retry_after_s)}
+        headers = {"Retry-After": "1"}
     return JSONResponse(content, status, headers)

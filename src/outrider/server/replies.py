@@ -24,13 +24,9 @@ class Reply:
     Args:
         body: what was asked.
         form: of the text.
-        name: the answer's id.
-        model: the name that the server gives its model.
-        created: seconds since the epoch.
-        fingerprint: of the server and its settings.
+        head: its id, time, model and fingerprint, as OpenAI names them.
         texts: of the model's tokens.
         figures: which figures about speculation it carries.
-        n: choices of each prompt.
         deepest: the most tokens that a round drafts in a row.
 
     Attributes:
@@ -39,13 +35,9 @@ class Reply:
 
     body: Body
     form: Form | None
-    name: str
-    model: str
-    created: int
-    fingerprint: str
+    head: dict[str, Any]
     texts: TokenTexts
     figures: str
-    n: int
     deepest: int
     job: Job = field(init=False)
     events: list[StreamEvent] = field(default_factory=list)
@@ -93,7 +85,8 @@ class Reply:
             by_choice[self._index(event)].append(event)
         choices = [self._choice(index, events) for index, events in enumerate(by_choice)]
         kind = "chat.completion" if self.chats else "text_completion"
-        return {**self._head(kind), "choices": choices, "usage": self.usage(), **self._metrics()}
+        whole = {**self.head, "object": kind, "choices": choices, "usage": self.usage()}
+        return whole | self._metrics()
 
     def chunks(
         self, tokens: Sequence[StreamEvent], of_choices: Sequence[RowRound]
@@ -141,13 +134,13 @@ class Reply:
             outcome: "cancelled" or "error" where it did not end by itself.
         """
         reasons = sorted({str(e.finish_reason) for e in self.events if e.finish_reason})
-        found: dict[str, Any] = {"id": self.name, "outcome": outcome or ",".join(reasons)}
         usage = self.usage()
         drafted, accepted = (
             sum(getattr(each, name) for each in self.rounds) for name in ("drafted", "accepted")
         )
         return {
-            **found,
+            "id": self.head["id"],
+            "outcome": outcome or ",".join(reasons),
             "prompt_tokens": usage["prompt_tokens"],
             "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
             "completion_tokens": usage["completion_tokens"],
@@ -174,18 +167,9 @@ class Reply:
             },
         }
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.name,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
-
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chats else "text_completion"
-        chunk = {**self._head(kind), "choices": list(choices)}
+        chunk = {**self.head, "object": kind, "choices": list(choices)}
         if self.body.stream_options.continuous_usage_stats:
             chunk["usage"] = self.usage()
         elif self.body.stream_options.include_usage:
@@ -197,7 +181,7 @@ class Reply:
         return {"index": index, name: content, "logprobs": None, "finish_reason": reason}
 
     def _index(self, event: StreamEvent) -> int:
-        return event.request * self.n + event.choice
+        return event.request * (self.body.n or 1) + event.choice
 
     def _choice(self, index: int, events: Sequence[StreamEvent]) -> dict[str, Any]:
         text = "".join(event.text or "" for event in events)
@@ -288,17 +272,20 @@ class Reply:
 
     def _speculation(self, index: int) -> dict[str, Any]:
         own = [each for each in self.rounds if each.choice == index]
-        metrics, deepest = self.job.metrics(index), self.deepest
-        kept = Counter(min(each.accepted, deepest) for each in own)
+        drafted, accepted = sum(each.drafted for each in own), sum(each.accepted for each in own)
+        kept = Counter(min(each.accepted, self.deepest) for each in own)
         found = {
-            "mean_acceptance_length": metrics.emitted / max(1, metrics.rounds),
-            "draft_acceptance_rate": metrics.acceptance_rate or 0.0,
-            "acceptance_histogram": [kept[length] for length in range(deepest + 1)],
-            "num_spec_steps": metrics.rounds,
-            "num_accepted_draft_tokens": metrics.accepted,
-            "num_draft_tokens": metrics.drafted,
-            "num_spec_tokens": deepest,
-            "per_position": list(metrics.per_position),
+            "mean_acceptance_length": sum(each.emitted for each in own) / max(1, len(own)),
+            "draft_acceptance_rate": accepted / max(1, drafted),
+            "acceptance_histogram": [kept[length] for length in range(self.deepest + 1)],
+            "num_spec_steps": len(own),
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+            "num_spec_tokens": self.deepest,
+            "per_position": [
+                sum(each.accepted > place for each in own) / sum(each.depth > place for each in own)
+                for place in range(max((each.depth for each in own), default=0))
+            ],
         }
         if self.figures == "detailed":
             found["per_step_accepted"] = [each.accepted for each in own]

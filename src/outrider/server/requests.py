@@ -44,7 +44,6 @@ class Requests:
 
     Attributes:
         model: the name of the model.
-        fingerprint: of the server, its version and its settings of speculation.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Requests:
     ) -> None:
         self.service = service
         self.model = names[0]
-        self.fingerprint = _fingerprint(service.decoder)
+        self._fingerprint = _fingerprint(service.decoder)
         self._names = names
         self._figures = figures
         self._texts = TokenTexts(service.decoder.tokenizer)
@@ -94,13 +93,14 @@ class Requests:
         reply = Reply(
             body=body,
             form=form,
-            name=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            model=self.model,
-            created=int(time.time()),
-            fingerprint=self.fingerprint,
+            head={
+                "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+                "created": int(time.time()),
+                "model": self.model,
+                "system_fingerprint": self._fingerprint,
+            },
             texts=self._texts,
             figures=body.speculation_metrics or self._figures,
-            n=n,
             deepest=self.service.decoder.config.deepest,
         )
         return reply, groups

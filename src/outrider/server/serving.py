@@ -102,18 +102,14 @@ class _Server(uvicorn.Server):
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(kind, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    six = ":" in host
+    family = socket.AF_INET6 if six else socket.AF_INET
     try:
-        listener.bind((host, port))
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=six)
     except OSError as error:
-        listener.close()
         raise ModelError(
             f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
         ) from error
-    listener.listen(2048)
-    return listener
 
 
 class _JsonLines(logging.Formatter):
