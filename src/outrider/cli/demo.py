@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from ..config.params import SamplingParams, SpeculativeConfig
+from ..config.params import SamplingParams
 from ..errors import InvalidConfigError
 from .flags import COMMAS, flags_of, plain
-from .options import (
-    SPECULATION,
-    Drafting,
-    Models,
-    Output,
-    Prompt,
-    Tracing,
-    choose_method,
-    titled,
-)
+from .options import SPECULATION, Drafting, Models, Output, Prompt, Setup, Tracing, group, titled
 
 DETAILS = """The lane that is behind on its own clock takes the next token, so that both meet the
 same noise of the machine. Tokens per second are tokens emitted over the seconds from request to
@@ -41,19 +32,9 @@ SAMPLING = flags_of(
 )()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Temperatures:
-    """Where the two are compared.
-
-    Attributes:
-        temperature: a race at each of these, with commas between.
-    """
-
-    temperature: Annotated[tuple[float, ...], COMMAS, Parameter(alias="--temp")] = (0.0, 0.8)
-
-    def __post_init__(self) -> None:
-        for each in self.temperature:
-            SamplingParams(temperature=each)
+def _check_temperatures(_kind: Any, given: tuple[float, ...]) -> None:
+    for each in given:
+        SamplingParams(temperature=each)
 
 
 @app.default
@@ -61,19 +42,28 @@ def demo(
     *,
     prompt: Annotated[Prompt, titled("Prompt (some of its own without one)")] = Prompt(),
     models: Annotated[Models, titled("Models")] = Models(),
-    temperatures: Annotated[Temperatures, titled("Sampling")] = Temperatures(),
+    temperature: Annotated[
+        tuple[float, ...],
+        COMMAS,
+        Parameter(alias="--temp", validator=_check_temperatures, group=group("Sampling")),
+    ] = (0.0, 0.8),
     sampling: Annotated[Any, titled("Sampling")] = SAMPLING,
     drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
     speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
-    tracing: Annotated[Tracing, titled("Trace")] = Tracing(),
+    tracing: Annotated[Tracing, group, titled("Trace")] = Tracing(),
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> None:
-    """Race plain against speculative decoding on the same prompts."""
+    """Race plain against speculative decoding on the same prompts.
+
+    Args:
+        temperature: a race at each of these, with commas between.
+    """
     given = prompt.read()
-    config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
-    asked = temperatures.temperature
-    params: SamplingParams = plain(SamplingParams, sampling, temperature=asked[-1], ignore_eos=True)
-    method = choose_method(models, drafting, config)
+    setup = Setup.of(models, drafting, speculation)
+    method, config = setup.method, setup.config
+    params: SamplingParams = plain(
+        SamplingParams, sampling, temperature=temperature[-1], ignore_eos=True
+    )
     if method == "none" or config.deepest == 0:
         flag, value = ("--method", method) if method == "none" else ("-k", 0)
         raise InvalidConfigError(flag, value, "something that drafts, to compare with plain")
@@ -95,7 +85,7 @@ def demo(
 
     texts = PROMPTS if given is None else (given,)
     console = Console(stderr=True)
-    loaded = load(models, drafting, method, console)
+    loaded = load(setup, console)
     tokenizer = loaded.tokenizer
     settings = loaded.settings(params, config)
     depth = None if config.depth == "adaptive" else config.deepest
@@ -110,7 +100,7 @@ def demo(
     )
     screen = None if output.as_json else Screen(output.color)
     found = []
-    extra = {"prompts": len(texts), "temperatures": asked}
+    extra = {"prompts": len(texts), "temperatures": temperature}
     with traced(tracing, settings | extra, config) as on_round:
         runners = (
             OutriderRunner(loaded.target.fresh(1), None, PLAIN, config, tokenizer=tokenizer),
@@ -125,11 +115,8 @@ def demo(
         if screen is not None:
             screen.title(loaded.facts, config)
         with console.status("racing") if screen is None else screen.live:
-            for temperature in asked:
-                trial = Trial(
-                    workload=prompts,
-                    sampling=replace(params, temperature=temperature),
-                )
+            for each in temperature:
+                trial = Trial(workload=prompts, sampling=replace(params, temperature=each))
                 watch = None if screen is None else partial(screen.draw, trial.label)
                 race = TrialRace(trial, runners, watch)
                 race.run(trace)

@@ -24,9 +24,14 @@ Method = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "pred
 
 
 @cache
+def group(title: str) -> Group:
+    """Make the title of some flags; titles are shown in the order in which they are made."""
+    return Group.create_ordered(title)
+
+
 def titled(title: str) -> Parameter:
     """Show a record's fields as flags of their own under a title."""
-    return Parameter(name="*", group=Group.create_ordered(title))
+    return Parameter(name="*", group=group(title))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,8 +229,10 @@ class Setup:
     config: SpeculativeConfig
 
     @classmethod
-    def of(cls, model: str | None, models: Models, drafting: Drafting, speculation: Any) -> Setup:
-        """Read the flags of a command that takes the target model as an argument, too.
+    def of(
+        cls, models: Models, drafting: Drafting, speculation: Any, model: str | None = None
+    ) -> Setup:
+        """Read the flags of a command; `model` takes the place of the target among them.
 
         Raises:
             InvalidConfigError: flags contradict each other.
