@@ -44,18 +44,20 @@ weights, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vo
 propose(prefixes, plan, ctx)); their docstrings say what each is given and returns.
 """
 
-_ONLY_IN = {
-    "models": ("target", "draft", "runtime", "dtype", "weights", "device"),
-    "statistical": ("samples", "seed"),
-    "runtime": ("tolerance",),
-}
-"""Flags that mean something in some tiers alone."""
-
-_BESIDE = {
-    "models": "the statistical tier beside it (--tier statistical), --runtime, or no flag",
-    "statistical": "the statistical tier beside it (--tier statistical), or no flag",
-    "runtime": "the runtime tier beside it (--tier runtime), or no flag",
-}
+_ONLY_IN = (
+    (
+        ("statistical", "runtime"),
+        ("target", "draft", "runtime", "dtype", "weights", "device"),
+        "the statistical tier beside it (--tier statistical), --runtime, or no flag",
+    ),
+    (
+        ("statistical",),
+        ("samples", "seed"),
+        "the statistical tier beside it (--tier statistical), or no flag",
+    ),
+    (("runtime",), ("tolerance",), "the runtime tier beside it (--tier runtime), or no flag"),
+)
+"""Tiers, the flags that mean something in these alone, and what is expected beside them."""
 
 app = App(name="certify", help_epilogue=CONTRACT)
 
@@ -113,10 +115,9 @@ def certify(
 ) -> int:
     """Prove that the output has the target's distribution, and that the proof can fail."""
     tiers = what.tiers(models)
-    with_models = {"statistical", "runtime"} & set(tiers)
-    for tier, names in _ONLY_IN.items():
-        if not (with_models if tier == "models" else tier in tiers):
-            refuse(dict.fromkeys(names, _BESIDE[tier]), models, what)
+    for where, names, expected in _ONLY_IN:
+        if not set(where) & set(tiers):
+            refuse(dict.fromkeys(names, expected), models, what)
     method = choose_method(models, Drafting(), SpeculativeConfig(), "draft_model")
 
     import torch
@@ -139,7 +140,7 @@ def certify(
 
         part = None if what.module is None else load_part(what.module)
     loaded = None
-    if with_models:
+    if {"statistical", "runtime"} & set(tiers):
         files = any(map(is_gguf, filter(None, (models.target, models.draft))))
         own = "statistical" not in tiers or (files and models.runtime in ("auto", "llama_cpp"))
         wide = models if own else replace(models, dtype=models.dtype or "float32")

@@ -42,7 +42,7 @@ class Line:
     number: int
     custom_id: str | None
     route: str = ""
-    body: bytes = b""
+    body: str = ""
     wrong: str | None = None
 
 
@@ -71,7 +71,7 @@ def _line(number: int, data: bytes) -> Line:
     if not isinstance(body, dict):
         return Line(number, name, wrong="no body that is an object")
     whole = {"stream": False, "stream_options": None}
-    return Line(number, name, route, json.dumps(body | whole).encode())
+    return Line(number, name, route, json.dumps(body | whole))
 
 
 def resume(path: Path, lines: Iterator[Line]) -> tuple[int, int]:
@@ -200,7 +200,7 @@ def begun(requests: Requests, line: Line) -> Answer:
     try:
         if line.wrong is not None:
             raise OutriderError(line.wrong)
-        reply, groups = requests.prepared(line.route, line.body)
+        reply, groups = requests.prepared(line.route, line.body.encode())
         reply.job = requests.service.submit(groups, updates.put)
     except OutriderError as error:
         return partial(_failed, line, error)

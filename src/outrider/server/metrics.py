@@ -45,7 +45,7 @@ _PREFIX = "outrider:"
 _OWN_NAME = re.compile(rb"^(# \w+ )?outrider:", re.MULTILINE)
 
 
-class Metrics:
+class Metrics(Collector):
     """Counts what requests did, and reads the decoder's own figures when asked.
 
     Args:
@@ -70,7 +70,8 @@ class Metrics:
             name: Counter(_PREFIX + name, name, ["model_name", *labels], registry=self._registry)
             for name, labels in _COUNTERS.items()
         }
-        self._registry.register(_Speculation(service, model))
+        self._service = service
+        self._registry.register(self)
 
     def ended(self, reply: Reply, outcome: str | None = None) -> None:
         """Count a request that has ended.
@@ -122,16 +123,8 @@ class Metrics:
     def _count(self, name: str, value: float, *labels: str) -> None:
         self._counters[name].labels(self._model, *labels).inc(value)
 
-
-class _Speculation(Collector):
-    """The decoder's own figures, read when they are asked for."""
-
-    def __init__(self, service: Service, model: str) -> None:
-        self._service = service
-        self._model = model
-
     def collect(self) -> Iterator[Metric]:
-        """Yield counters and gauges."""
+        """Yield the decoder's own figures as they are now: counters and gauges."""
         service = self._service
         found = service.decoder.metrics
         for name, value in (

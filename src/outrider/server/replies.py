@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,6 @@ class Reply:
         found: list[dict[str, Any]] = []
         for index in dict.fromkeys(self._index(event) for event in tokens):
             events = [event for event in tokens if self._index(event) == index]
-            rounds = [each for each in of_choices if each.choice == index]
             if self.chats and index not in self._started:
                 self._started.add(index)
                 found.append(self._chunk(self._delta(index, {"role": "assistant", "content": ""})))
@@ -109,7 +108,15 @@ class Reply:
                 delta = self._delta(index, {"content": text} if self.chats else text)
                 chunk = self._chunk(delta | {"logprobs": self._logprobs(events)})
                 if self.figures == "detailed":
-                    chunk["speculation"] = _spoken(events, rounds)
+                    (each,) = (each for each in of_choices if each.choice == index)
+                    chunk["speculation"] = {
+                        "tokens": [{"text": e.text or "", "origin": e.origin} for e in events],
+                        "drafted": each.drafted,
+                        "accepted": each.accepted,
+                        "depth": each.depth,
+                        "source": each.source,
+                        "round_ms": 1e3 * each.seconds,
+                    }
                 found.append(chunk)
             if reason:
                 last = self._delta(index, {} if self.chats else "", reason)
@@ -296,16 +303,3 @@ class Reply:
 def _finite(logprob: float | None) -> float | None:
     """Return a log-probability as JSON can write it, that of an impossible token as OpenAI does."""
     return None if logprob is None else max(logprob, _IMPOSSIBLE)
-
-
-def _spoken(events: Iterable[StreamEvent], rounds: Sequence[RowRound]) -> dict[str, Any]:
-    """Return what a page shows of one round: where each token came from."""
-    each = rounds[0]
-    return {
-        "tokens": [{"text": event.text or "", "origin": event.origin} for event in events],
-        "drafted": each.drafted,
-        "accepted": each.accepted,
-        "depth": each.depth,
-        "source": each.source,
-        "round_ms": 1e3 * each.seconds,
-    }
