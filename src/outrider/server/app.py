@@ -22,7 +22,7 @@ from .access import AuthLimits, ServerState
 from .failures import CLIENT_GONE, described, in_openais_form
 from .metrics import Metrics
 from .requests import ROUTES, Requests
-from .routes import completions, observability, page
+from .routes import public, router
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ def make_app(
         },
     )
     app.state.server = ServerState(requests, metrics, access, silence_s, int(time()))
-    for each in (completions, observability, page):
-        app.include_router(each.router)
+    app.include_router(router)
+    app.include_router(public)
     return app
 
 

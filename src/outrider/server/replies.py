@@ -42,8 +42,6 @@ class Reply:
     job: Job = field(init=False)
     events: list[StreamEvent] = field(default_factory=list)
     rounds: list[RowRound] = field(default_factory=list)
-    _predicted: int = 0
-    _accepted: int = 0
     _started: set[int] = field(default_factory=set)
     _places: dict[int, int] = field(default_factory=dict)
 
@@ -68,10 +66,6 @@ class Reply:
             events += self.job.streams.of_row(update.step, row)
         self.events += events
         self.rounds += update.rounds
-        for each in update.rounds:
-            if each.source == "prediction":
-                self._predicted += each.drafted
-                self._accepted += each.accepted
         return events
 
     def whole(self) -> dict[str, Any]:
@@ -163,14 +157,17 @@ class Reply:
         prompt = sum(state.prompt_length for state in first)
         emitted = len(self.events)
         asked = self.body.prediction is not None
+        predicted = [each for each in self.rounds if asked and each.source == "prediction"]
+        accepted = sum(each.accepted for each in predicted)
+        rejected = sum(each.drafted for each in predicted) - accepted
         return {
             "prompt_tokens": prompt,
             "completion_tokens": emitted,
             "total_tokens": prompt + emitted,
             "prompt_tokens_details": {"cached_tokens": min(prompt, self.job.cached)},
             "completion_tokens_details": {
-                "accepted_prediction_tokens": self._accepted if asked else 0,
-                "rejected_prediction_tokens": self._predicted - self._accepted if asked else 0,
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": rejected,
             },
         }
 
