@@ -12,7 +12,17 @@ from cyclopts import App, Parameter
 from ..config.params import SamplingParams
 from ..errors import InvalidConfigError
 from .flags import COMMAS, flags_of, plain
-from .options import SPECULATION, Drafting, Models, Output, Prompt, Setup, Tracing, group, titled
+from .options import (
+    SPECULATION,
+    Drafting,
+    Models,
+    Output,
+    Prompt,
+    Setup,
+    check_trace,
+    group,
+    titled,
+)
 
 DETAILS = """The lane that is behind on its own clock takes the next token, so that both meet the
 same noise of the machine. Tokens per second are tokens emitted over the seconds from request to
@@ -50,13 +60,14 @@ def demo(
     sampling: Annotated[Any, titled("Sampling")] = SAMPLING,
     drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
     speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
-    tracing: Annotated[Tracing, group, titled("Trace")] = Tracing(),
+    trace: Annotated[str | None, Parameter(group=group("Trace"))] = None,
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> None:
     """Race plain against speculative decoding on the same prompts.
 
     Args:
         temperature: a race at each of these, with commas between.
+        trace: write every round to this file, a line of JSON each; outrider report reads it.
     """
     given = prompt.read()
     setup = Setup.of(models, drafting, speculation)
@@ -69,7 +80,7 @@ def demo(
         raise InvalidConfigError(flag, value, "something that drafts, to compare with plain")
     if method == "prediction":
         raise InvalidConfigError("--method", method, "another method: demo takes no prediction")
-    tracing.check()
+    check_trace(trace)
 
     from rich.console import Console
 
@@ -101,13 +112,13 @@ def demo(
     screen = None if output.as_json else Screen(output.color)
     found = []
     extra = {"prompts": len(texts), "temperatures": temperature}
-    with traced(tracing, settings | extra, config) as on_round:
+    with traced(trace, settings | extra, config) as on_round:
         runners = (
             OutriderRunner(loaded.target.fresh(1), None, PLAIN, config, tokenizer=tokenizer),
             OutriderRunner(loaded.target, loaded.drafter, candidate, config, tokenizer=tokenizer),
         )
 
-        def trace() -> None:
+        def write() -> None:
             for record in runners[1].records:
                 if on_round is not None:
                     on_round(record)
@@ -119,7 +130,7 @@ def demo(
                 trial = Trial(workload=prompts, sampling=replace(params, temperature=each))
                 watch = None if screen is None else partial(screen.draw, trial.label)
                 race = TrialRace(trial, runners, watch)
-                race.run(trace)
+                race.run(write)
                 found.append(race.measurements())
     if screen is not None:
         screen.results(Results(settings, tuple(each for pair in found for each in pair)))

@@ -19,7 +19,17 @@ from ..config.validation import texts
 from ..errors import InvalidConfigError
 from .files import read_text
 from .flags import flags_of, plain, split
-from .options import SPECULATION, Drafting, Models, Output, Prompt, Setup, Tracing, group, titled
+from .options import (
+    SPECULATION,
+    Drafting,
+    Models,
+    Output,
+    Prompt,
+    Setup,
+    check_trace,
+    group,
+    titled,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,7 +138,7 @@ def generate(
     form: Annotated[Form | None, titled("Form of the text")] = None,
     drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
     speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
-    tracing: Annotated[Tracing, group, titled("Trace")] = Tracing(),
+    trace: Annotated[str | None, Parameter(group=group("Trace"))] = None,
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> None:
     """Continue a prompt, and show how many tokens came from the draft.
@@ -136,6 +146,7 @@ def generate(
     Args:
         bad_words: never emit the tokens that the tokenizer makes of this text, or of it after a
             space; may be repeated.
+        trace: write every round to this file, a line of JSON each; outrider report reads it.
     """
     text = prompt.read(piped=True) or ""
     texts("--bad-words", bad_words)
@@ -147,7 +158,7 @@ def generate(
         structured_output=None if form is None else plain(StructuredOutput, form),
     )
     _check_prediction(params.prediction, setup.method)
-    tracing.check()
+    check_trace(trace)
 
     from rich.console import Console
 
@@ -159,7 +170,7 @@ def generate(
     loaded = load(setup, console)
     params = replace(params, bad_words=banned("--bad-words", bad_words, loaded.tokenizer))
     settings = loaded.settings(params, setup.config)
-    with traced(tracing, settings, setup.config) as on_round:
+    with traced(trace, settings, setup.config) as on_round:
         decoder = SpeculativeDecoder(
             loaded.target,
             loaded.drafter,

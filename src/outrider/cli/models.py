@@ -12,7 +12,7 @@ from .. import __version__
 from ..bench.options import WITH_MODEL
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
-from .options import Setup, Tracing
+from .options import Setup
 from .terminal import quiet, said
 
 if TYPE_CHECKING:
@@ -110,15 +110,15 @@ def load_decoder(setup: Setup, max_sequences: int = 8) -> SpeculativeDecoder:
 
 @contextmanager
 def traced(
-    tracing: Tracing, settings: dict[str, Any], config: SpeculativeConfig
+    trace: str | None, settings: dict[str, Any], config: SpeculativeConfig
 ) -> Iterator[Callable[[Any], None] | None]:
     """Open the trace, if one was asked for, and give what a decoder's `on_round` is to be."""
-    if tracing.trace is None:
+    if trace is None:
         yield None
         return
     from ..engine.trace import TraceWriter
     from ..verification import Verifier
 
     lossy = settings["method"] != "none" and Verifier.of(config).lossy
-    with TraceWriter(Path(tracing.trace), settings, lossy=lossy) as writer:
+    with TraceWriter(Path(trace), settings, lossy=lossy) as writer:
         yield writer.write

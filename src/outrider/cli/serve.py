@@ -75,22 +75,22 @@ def serve(
         import_module("uvicorn")  # before the models are loaded
 
     from ..server.access import AuthLimits
+    from ..server.app import make_app
+    from ..server.metrics import Metrics
+    from ..server.requests import Requests
+    from ..server.service import Service
     from ..server.serving import run
     from .models import load_decoder
 
     own = os.environ.get("OUTRIDER_API_KEY")
     access = AuthLimits((*api_key, own) if own else api_key, max_body, origins=allow_origin)
-    target = setup.models.target
-    run(
+    service = Service(
         load_decoder(setup, max_sequences),
-        host=host,
-        port=port,
-        access=access,
-        names=tuple(dict.fromkeys((served_model_name or target, target))),
         max_waiting=max_waiting,
-        prefill_chunk=prefill_chunk,
         timeout_s=timeout,
-        grace_s=grace,
-        figures=speculation_metrics,
-        vllm_names=vllm_metrics,
+        prefill_chunk=prefill_chunk,
     )
+    name = served_model_name or setup.models.target
+    requests = Requests(service, (name, setup.models.target), speculation_metrics)
+    metrics = Metrics(service, name, vllm_names=vllm_metrics)
+    run(make_app(requests, metrics, access), requests, host, port, grace)

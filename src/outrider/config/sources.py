@@ -58,7 +58,11 @@ def _refuse_missing(source: str) -> None:
                 f"{source!r} is a file; expected a folder with config.json, a .gguf file, or a hub "
                 "id"
             )
-        _refuse_other_files(path)
+        with path.open("rb") as file:
+            found = file.read(len(_MAGIC))
+        if found != _MAGIC:
+            said = f"begins with {found!r} and not with {_MAGIC!r}" if found else "is empty"
+            raise ModelError(f"{source!r} {said}; expected a whole GGUF file")
         return
     if is_gguf(source):
         raise ModelError(f"there is no file {source!r}; expected an existing GGUF file")
@@ -72,12 +76,3 @@ def _refuse_missing(source: str) -> None:
         raise ModelError(
             f"the folder {source!r} has no config.json; expected a model saved by transformers"
         )
-
-
-def _refuse_other_files(path: Path) -> None:
-    """Refuse a file that does not begin as a GGUF file."""
-    with path.open("rb") as file:
-        found = file.read(len(_MAGIC))
-    if found != _MAGIC:
-        said = f"begins with {found!r} and not with {_MAGIC!r}" if found else "is empty"
-        raise ModelError(f"{str(path)!r} {said}; expected a whole GGUF file")
