@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,12 +67,10 @@ def run_batch(
     check_file("--output-file", output_file)
     if actors is not None and not ray:
         raise InvalidConfigError("--actors", actors, "none without --ray")
-    with missing("server"):
-        import_module("pydantic")  # before the models are loaded
-
     from rich.console import Console
 
-    from ..server.batch import answer_file, in_process, lines_of
+    with missing("server"):
+        from ..server.batch import answer_file, in_process, lines_of
     from .models import load_decoder
     from .terminal import progress
 

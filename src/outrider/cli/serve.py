@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from cyclopts import App
@@ -72,14 +71,12 @@ def serve(
     """
     setup = Setup.of(models, drafting, speculation, model)
     with missing("server"):
-        import_module("uvicorn")  # before the models are loaded
-
-    from ..server.access import AuthLimits
-    from ..server.app import make_app
-    from ..server.metrics import Metrics
-    from ..server.requests import Requests
-    from ..server.service import Service
-    from ..server.serving import run
+        from ..server.access import AuthLimits
+        from ..server.app import make_app
+        from ..server.metrics import Metrics
+        from ..server.requests import Requests
+        from ..server.service import Service
+        from ..server.serving import run
     from .models import load_decoder
 
     own = os.environ.get("OUTRIDER_API_KEY")

@@ -139,13 +139,9 @@ class _OfRow:
 
 
 def of_row(processor: Any, row: int, padding: Tensor, ended: Callable[[Tensor], bool]) -> Any:
-    """Return a processor as it is called for one row; one that remembers does so for it alone.
+    """Return the caller's processor as it is called for one row; see `_OfRow`.
 
-    Args:
-        processor: the caller's.
-        row: its index.
-        padding: int64 [P], what the row's history begins with.
-        ended: whether the row ends within a history [L], padding included.
+    One that remembers does so for the row alone.
     """
     if isinstance(processor, StatefulProcessor):
         fork, inner = processor.fork, of_row(processor.processor, row, padding, ended)

@@ -35,12 +35,7 @@ _PART = 4096
 
 
 class BatchWorker:
-    """An actor that answers lines of a batch.
-
-    Args:
-        make: makes its decoder.
-        model: what the decoder's model is called.
-    """
+    """An actor that answers lines of a batch, with a decoder that `make` makes for `model`."""
 
     def __init__(self, make: MakeDecoder, model: str) -> None:
         self._requests = batch_requests(make(), model)

@@ -76,9 +76,7 @@ class Metrics(Collector):
     def ended(self, reply: Reply, outcome: str | None = None) -> None:
         """Count a request that has ended.
 
-        Args:
-            reply: its answer.
-            outcome: "cancelled" or "error" where it did not end by itself.
+        `outcome` is "cancelled" or an error's code, where it did not end by itself.
         """
         usage = reply.usage()
         emitted = usage["completion_tokens"]
@@ -100,12 +98,13 @@ class Metrics(Collector):
             "request_prompt_tokens": usage["prompt_tokens"],
             "request_generation_tokens": emitted,
         }.items():
-            self._observe(name, value)
+            self._histograms[name].labels(self._model).observe(value)
+        between = self._histograms["inter_token_latency_seconds"].labels(self._model)
         begun: set[int] = set()
         for each in reply.rounds:
             if each.choice in begun:
                 for _ in range(each.emitted):
-                    self._observe("inter_token_latency_seconds", each.seconds / each.emitted)
+                    between.observe(each.seconds / each.emitted)
             begun.add(each.choice)
 
     def refused(self, status: str) -> None:
@@ -116,9 +115,6 @@ class Metrics(Collector):
         """Write all figures in Prometheus's format."""
         text = generate_latest(self._registry)
         return text + _OWN_NAME.sub(rb"\1vllm:", text) if self._vllm_names else text
-
-    def _observe(self, name: str, value: float) -> None:
-        self._histograms[name].labels(self._model).observe(value)
 
     def _count(self, name: str, value: float, *labels: str) -> None:
         self._counters[name].labels(self._model, *labels).inc(value)

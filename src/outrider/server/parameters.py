@@ -78,11 +78,7 @@ def sampling_params(
 ) -> SamplingParams:
     """Make the parameters that a body asks for.
 
-    Args:
-        body: of a request.
-        form: of its text.
-        room: tokens that the context has room for; None if there is no end of it.
-        tokenizer: of the model.
+    `room` is how many tokens the context has room for; None if there is no end of it.
 
     Raises:
         InvalidConfigError: a value is not allowed.
@@ -110,12 +106,7 @@ def sampling_params(
 
 @contextmanager
 def named_as_asked(form: Form | None, prompt: str = "prompt") -> Iterator[None]:
-    """Name fields in errors as a body does, and not as the library.
-
-    Args:
-        form: that the body asks for.
-        prompt: the path of its prompt.
-    """
+    """Name fields in errors as a body with this form and prompt does, and not as the library."""
     names = {"prompt": prompt}
     if form is not None:
         names |= {f"structured_output.{form.kind}": form.path, "structured_output": form.path}

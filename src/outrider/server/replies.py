@@ -61,9 +61,9 @@ class Reply:
             with named_as_asked(self.form):
                 raise update.error
         events: list[StreamEvent] = []
-        for row in update.rows:
+        for each in update.rounds:
             assert update.step is not None
-            events += self.job.streams.of_row(update.step, row)
+            events += self.job.streams.of_row(update.step, each.row)
         self.events += events
         self.rounds += update.rounds
         return events
@@ -131,8 +131,7 @@ class Reply:
     def figures_logged(self, outcome: str | None = None) -> dict[str, Any]:
         """Return what a log says of a request that has ended: figures, and nothing of its texts.
 
-        Args:
-            outcome: "cancelled" or "error" where it did not end by itself.
+        `outcome` is "cancelled" or an error's code, where it did not end by itself.
         """
         reasons = sorted({str(e.finish_reason) for e in self.events if e.finish_reason})
         usage = self.usage()

@@ -153,7 +153,7 @@ class Structured(Record):
 class Common(Record):
     """The fields that both kinds of requests have."""
 
-    ignored = frozenset(IGNORED)
+    ignored = IGNORED
 
     model: StrictStr | None = None
     max_tokens: StrictInt | None = None

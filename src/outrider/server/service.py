@@ -32,6 +32,7 @@ class RowRound:
     """What one round did for one choice.
 
     Attributes:
+        row: of the round's batch.
         choice: its index in the request.
         drafted, accepted, emitted: tokens.
         depth: how many of the drafted ones lie in a row.
@@ -39,6 +40,7 @@ class RowRound:
         seconds: of the round, which others may have shared.
     """
 
+    row: int
     choice: int
     drafted: int
     accepted: int
@@ -55,14 +57,12 @@ class Update:
     Attributes:
         step: the round; None if the request was ended without one. Whoever receives it makes its
             texts, so that the engine does not wait for a tokenizer.
-        rows: of the round, those of its choices.
         rounds: of each choice that took part.
         done: whether nothing follows.
         error: why it was ended before it had ended by itself.
     """
 
     step: StepResult | None = None
-    rows: tuple[int, ...] = ()
     rounds: tuple[RowRound, ...] = ()
     done: bool = False
     error: OutriderError | None = None
@@ -112,13 +112,7 @@ class Job:
         }
 
     def advance(self, step: StepResult, rows: Sequence[int], now: float) -> Update:
-        """Note a round, and return what it did for this request.
-
-        Args:
-            step: the round.
-            rows: of this request.
-            now: when it ended.
-        """
+        """Note a round that ended now, and return what it did for the rows of this request."""
         record, rounds = step.record, []
         self.first = self.first or now
         for row in rows:
@@ -126,6 +120,7 @@ class Job:
             self.cached += record.cached[row] if state.choice == 0 else 0
             rounds.append(
                 RowRound(
+                    row,
                     self.indices[state.prefix.sequence_id],
                     record.drafted[row],
                     record.accepted[row],
@@ -137,7 +132,7 @@ class Job:
             )
             if state.finish_reason is not None:
                 self.left.discard(state.prefix.sequence_id)
-        return Update(step, tuple(rows), tuple(rounds), done=not self.left)
+        return Update(step, tuple(rounds), done=not self.left)
 
 
 class Service:

@@ -12,11 +12,7 @@ from ..types.protocols import special_tokens
 
 
 class TokenTexts:
-    """Knows what the tokens of a tokenizer spell.
-
-    Args:
-        tokenizer: of the model.
-    """
+    """Knows what the tokens of a model's tokenizer spell."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
