@@ -6,8 +6,6 @@ call before anything is drawn.
 
 from .categorical import BLOCK as BLOCK
 from .categorical import inverse_cdf as inverse_cdf
-from .categorical import noise_size as noise_size
-from .categorical import race_index as race_index
 from .categorical import row_totals as row_totals
 from .draws import Race as Race
 from .draws import RoundDraws as RoundDraws

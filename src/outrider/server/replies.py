@@ -25,7 +25,7 @@ class Reply:
         body: what was asked.
         form: of the text.
         head: its id, time, model and fingerprint, as OpenAI names them.
-        texts: of the model's tokens.
+        texts: of the model's tokens, where log-probabilities are asked for.
         figures: which figures about speculation it carries.
         deepest: the most tokens that a round drafts in a row.
 
@@ -36,7 +36,7 @@ class Reply:
     body: Body
     form: Form | None
     head: dict[str, Any]
-    texts: TokenTexts
+    texts: TokenTexts | None
     figures: str
     deepest: int
     job: Job = field(init=False)
@@ -233,6 +233,7 @@ class Reply:
 
     def _likeliest(self, event: StreamEvent) -> tuple[str, dict[str, Any]]:
         """Return a token's name, and the likeliest tokens by theirs, the token among them."""
+        assert self.texts is not None
         values: dict[int, float | None] = dict(event.top_logprobs or ())
         order = [event.token_id, *(each for each in values if each != event.token_id)]
         names = self.texts.keys(order, first=event.position == 0)
@@ -243,6 +244,7 @@ class Reply:
 
     def _entry(self, event: StreamEvent, token_id: int, logprob: float | None) -> dict[str, Any]:
         first = event.position == 0
+        assert self.texts is not None
         ends = token_id in self.job.states[self._index(event)].stop_ids
         data = b"" if ends else self.texts.data(token_id, first=first)
         return {
