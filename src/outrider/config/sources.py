@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from ..errors import InvalidConfigError, ModelError, shown
 from .validation import text
 
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
-DTYPES: tuple[str, ...] = get_args(Dtype)
 RuntimeName = Literal["auto", "transformers", "openvino", "llama_cpp"]
-RUNTIMES: tuple[str, ...] = get_args(RuntimeName)
 Weights = Literal["int8", "int4"]
 
 _LONGEST_PATH = 1000
