@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +15,7 @@ from cyclopts import App, Parameter
 from ..bench import BenchOptions
 from .files import make_folder
 from .flags import flags_of, listed, plain
-from .options import Shown, titled
+from .options import Shown, group, titled
 from .signals import terminable
 
 DETAILS = """All candidates decode the same prompts in turn, in one process, beside plain decoding
@@ -33,42 +32,37 @@ OPTIONS = flags_of(
     BenchOptions, listed(BenchOptions, max_tokens="-m", k="-k", draft="--draft-model")
 )()
 
-
-@dataclass(frozen=True, kw_only=True)
-class Formats:
-    """What is printed and written.
-
-    Attributes:
-        output: what to print.
-        json: print one JSON object; the same as -o json.
-        out: write result.json, .md, .csv and a page into this new folder; with --quick it is
-            outrider-bench-DATE without being asked for.
-    """
-
-    output: Annotated[Literal["table", "json", "md", "csv"], Parameter(alias="-o")] = "table"
-    json: bool = False
-    out: str | None = None
+Form = Literal["table", "json", "md", "csv"]
 
 
 @app.default
 def bench(
     *,
     options: Annotated[Any, titled("What is measured")] = OPTIONS,
-    formats: Annotated[Formats, titled("Output")] = Formats(),
+    output: Annotated[Form, Parameter(alias="-o", group=group("Output"))] = "table",
+    as_json: Annotated[bool, Parameter(name="--json", group=group("Output"))] = False,
+    out: Annotated[str | None, Parameter(group=group("Output"))] = None,
     shown: Annotated[Shown, titled("Output")] = Shown(),
 ) -> int:
-    """Measure speculation beside plain decoding and other systems."""
+    """Measure speculation beside plain decoding and other systems.
+
+    Args:
+        output: what to print.
+        as_json: print one JSON object; the same as -o json.
+        out: write result.json, .md, .csv and a page into this new folder; with --quick it is
+            outrider-bench-DATE without being asked for.
+    """
     asked: BenchOptions = plain(BenchOptions, options)
-    with terminable() as interruption, _folder(formats.out, asked.quick) as folder:
+    with terminable() as interruption, _folder(out, asked.quick) as folder:
         from rich.console import Console
 
         from ..bench import render_report, run_bench
         from ..bench.formats import as_csv
         from ..bench.tables import as_markdown, rendered
-        from .terminal import output, progress, quiet
+        from . import terminal
 
-        quiet()
-        with progress(Console(stderr=True), "timing") as advance:
+        terminal.quiet()
+        with terminal.progress(Console(stderr=True), "timing") as advance:
             results = run_bench(asked, advance)
         if not results.measurements:
             raise KeyboardInterrupt("interrupted before anything was measured")
@@ -82,10 +76,10 @@ def bench(
                 (folder / f"result.{form}").write_bytes(text.encode())
             (folder / "index.html").write_bytes(render_report(results).encode())
             print(f"written to {folder}", file=sys.stderr)
-        if formats.output == "table" and not formats.json:
-            output(shown.color).print(rendered(results))
+        if output == "table" and not as_json:
+            terminal.output(shown.color).print(rendered(results))
         else:
-            print(texts["json" if formats.json else formats.output], end="")
+            print(texts["json" if as_json else output], end="")
         if results.partial:
             print("outrider: interrupted; this is what had been measured", file=sys.stderr)
             return interruption()

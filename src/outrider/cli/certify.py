@@ -20,15 +20,11 @@ from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
 from ..config.validation import real
 from ..errors import InvalidConfigError, missing
-from .options import Drafting, Models, Output, choose_method, refuse, titled
+from .options import Drafting, Models, Output, Setup, choose_method, refuse, titled
 from .signals import terminable
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from ..certify.cases import Part
     from ..certify.checks import Report
-    from .models import Loaded
 
 Tier = Literal["exact", "statistical", "controls", "runtime"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -48,18 +44,20 @@ weights, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vo
 propose(prefixes, plan, ctx)); their docstrings say what each is given and returns.
 """
 
-_ONLY_IN = {
-    "models": ("target", "draft", "runtime", "dtype", "weights", "device"),
-    "statistical": ("samples", "seed"),
-    "runtime": ("tolerance",),
-}
-"""Flags that mean something in some tiers alone."""
-
-_BESIDE = {
-    "models": "the statistical tier beside it (--tier statistical), --runtime, or no flag",
-    "statistical": "the statistical tier beside it (--tier statistical), or no flag",
-    "runtime": "the runtime tier beside it (--tier runtime), or no flag",
-}
+_ONLY_IN = (
+    (
+        ("statistical", "runtime"),
+        ("target", "draft", "runtime", "dtype", "weights", "device"),
+        "the statistical tier beside it (--tier statistical), --runtime, or no flag",
+    ),
+    (
+        ("statistical",),
+        ("samples", "seed"),
+        "the statistical tier beside it (--tier statistical), or no flag",
+    ),
+    (("runtime",), ("tolerance",), "the runtime tier beside it (--tier runtime), or no flag"),
+)
+"""Tiers, the flags that mean something in these alone, and what is expected beside them."""
 
 app = App(name="certify", help_epilogue=CONTRACT)
 
@@ -117,10 +115,9 @@ def certify(
 ) -> int:
     """Prove that the output has the target's distribution, and that the proof can fail."""
     tiers = what.tiers(models)
-    with_models = {"statistical", "runtime"} & set(tiers)
-    for tier, names in _ONLY_IN.items():
-        if not (with_models if tier == "models" else tier in tiers):
-            refuse(dict.fromkeys(names, _BESIDE[tier]), models, what)
+    for where, names, expected in _ONLY_IN:
+        if not set(where) & set(tiers):
+            refuse(dict.fromkeys(names, expected), models, what)
     method = choose_method(models, Drafting(), SpeculativeConfig(), "draft_model")
 
     import torch
@@ -131,19 +128,24 @@ def certify(
     console = Console(stderr=True)
     with console.status("loading"), missing("transformers"):
         from ..certify import document
+        from ..certify.controls import control_tier
+        from ..certify.exact import exact_tier
         from ..certify.modules import load_part
+        from ..certify.runtime import runtime_tier
         from ..certify.spread import workers
+        from ..certify.statistics import statistical_tier
         from .certify_screen import Screen
         from .models import load
         from .terminal import progress
 
         part = None if what.module is None else load_part(what.module)
     loaded = None
-    if with_models:
+    if {"statistical", "runtime"} & set(tiers):
         files = any(map(is_gguf, filter(None, (models.target, models.draft))))
         own = "statistical" not in tiers or (files and models.runtime in ("auto", "llama_cpp"))
         wide = models if own else replace(models, dtype=models.dtype or "float32")
-        loaded = load(wide, Drafting(), method, console, max_sequences=SEQUENCES)
+        setup = Setup(wide, Drafting(), method, SpeculativeConfig())
+        loaded = load(setup, console, max_sequences=SEQUENCES)
     facts = None if loaded is None else loaded.facts
     screen = None if output.as_json else Screen(output.color)
     found: dict[str, Any] = {"outrider": __version__, "part": what.module, "models": facts}
@@ -155,7 +157,24 @@ def certify(
     processes = min(4, os.cpu_count() or 1)
     # Processes of the pool would outlive one that SIGTERM ends at once.
     with terminable(), workers(processes) if processes > 1 else nullcontext() as pool:
-        begun = {name: _begin(name, what, part, loaded, pool) for name in tiers}
+        begun: dict[Tier, Callable[[Report], Any]] = {}
+        if "exact" in tiers:
+            begun["exact"] = exact_tier(part, pool)
+        if "controls" in tiers:
+            begun["controls"] = control_tier(pool)
+        if loaded is not None and "runtime" in tiers:
+            begun["runtime"] = partial(runtime_tier, target=loaded.target, tolerance=what.tolerance)
+        if loaded is not None and "statistical" in tiers:
+            from outrider_demo import PROMPTS
+
+            begun["statistical"] = partial(
+                statistical_tier,
+                target=loaded.target,
+                drafter=loaded.drafter,
+                prompts=[tuple(loaded.tokenizer.encode(text)[:PROMPT_TOKENS]) for text in PROMPTS],
+                samples=what.samples,
+                seed=what.seed,
+            )
         # The statistical tier runs in this process, while others do the work of the other two.
         for name in sorted(tiers, key=lambda name: name != "statistical"):
             with progress(console, name) as report:
@@ -172,29 +191,3 @@ def certify(
     else:
         screen.verdict(passed, verdicts)
     return 0 if passed else 1
-
-
-def _begin(
-    name: Tier, what: What, part: Part | None, loaded: Loaded | None, pool: Executor | None
-) -> Callable[[Report], Any]:
-    """Begin a tier; what is returned waits for it."""
-    if name == "exact":
-        from ..certify.exact import exact_tier
-
-        return exact_tier(part, pool)
-    if name == "controls":
-        from ..certify.controls import control_tier
-
-        return control_tier(pool)
-    assert loaded is not None
-    if name == "runtime":
-        from ..certify.runtime import runtime_tier
-
-        return partial(runtime_tier, target=loaded.target, tolerance=what.tolerance)
-    from outrider_demo import PROMPTS
-
-    from ..certify.statistics import statistical_tier
-
-    prompts = [tuple(loaded.tokenizer.encode(text)[:PROMPT_TOKENS]) for text in PROMPTS]
-    models = loaded.target, loaded.drafter
-    return lambda report: statistical_tier(report, *models, prompts, what.samples, what.seed)

@@ -58,7 +58,7 @@ def chat(
         model: the target model; the same as --target.
         system: the system message that begins the conversation.
     """
-    setup = Setup.of(model, models, drafting, speculation)
+    setup = Setup.of(models, drafting, speculation, model)
     params: SamplingParams = plain(SamplingParams, sampling)
 
     from . import terminal
@@ -69,60 +69,47 @@ def chat(
         expected = "a model with a chat template; outrider generate continues plain text"
         raise InvalidConfigError("--target", setup.models.target, expected)
     colors = terminal.colored(terminal.output(shown.color))
-    Conversation(decoder, params, system, colors=colors).run()
+    converse(decoder, params, system, colors=colors)
 
 
-class Conversation:
-    """A conversation in the terminal with a model that has a chat template."""
+def converse(
+    decoder: SpeculativeDecoder, params: SamplingParams, system: str | None, *, colors: bool
+) -> None:
+    """Read and answer until the input ends, with a model that has a chat template."""
+    beginning = [] if system is None else [{"role": "system", "content": system}]
+    messages = beginning
+    with suppress(EOFError):
+        while (said := input("> " if sys.stdin.isatty() else "").strip()) != "/exit":
+            if said == "/new":
+                messages = beginning
+            elif said == "/stats":
+                print(decoder.metrics, file=sys.stderr)
+            elif said.startswith("/"):
+                print("commands are /stats, /new and /exit", file=sys.stderr)
+            elif said:
+                asked = [*messages, {"role": "user", "content": said}]
+                try:
+                    text = _answer(decoder, params, asked, colors=colors)
+                except OutriderError as error:  # The message is forgotten.
+                    print(f"outrider: {error}; /new begins anew", file=sys.stderr)
+                else:
+                    messages = [*asked, {"role": "assistant", "content": text}]
 
-    def __init__(
-        self, decoder: SpeculativeDecoder, params: SamplingParams, system: str | None, colors: bool
-    ) -> None:
-        self._decoder = decoder
-        self._params = params
-        self._beginning = [] if system is None else [{"role": "system", "content": system}]
-        self._colors = colors
-        self._messages = list(self._beginning)
 
-    def run(self) -> None:
-        """Read and answer until the input ends."""
-        with suppress(EOFError):
-            while (said := input("> " if sys.stdin.isatty() else "").strip()) != "/exit":
-                if said == "/new":
-                    self._messages = list(self._beginning)
-                elif said == "/stats":
-                    print(self._decoder.metrics, file=sys.stderr)
-                elif said.startswith("/"):
-                    print("commands are /stats, /new and /exit", file=sys.stderr)
-                elif said:
-                    self._answer(said)
+def _answer(
+    decoder: SpeculativeDecoder, params: SamplingParams, messages: list[Any], *, colors: bool
+) -> str:
+    """Print an answer, and return it; one that was interrupted as far as it got."""
+    from .terminal import painted
 
-    def _answer(self, said: str) -> None:
-        """Answer, and remember both; an answer that was interrupted is remembered as far as it got.
-
-        A message that cannot be answered is forgotten.
-        """
-        from .terminal import painted
-
-        messages = [*self._messages, {"role": "user", "content": said}]
-        text = ""
-        try:
-            prompt = written(self._decoder.tokenizer, messages)
-            for event in self._decoder.stream(prompt, self._fitting(prompt)):
-                text += event.text or ""
-                print(painted(event.text or "", event.origin, self._colors), end="", flush=True)
-        except KeyboardInterrupt:
-            pass
-        except OutriderError as error:
-            print(f"outrider: {error}; /new begins anew", file=sys.stderr)
-            return
-        print(flush=True)
-        self._messages = [*messages, {"role": "assistant", "content": text}]
-
-    def _fitting(self, prompt: str) -> SamplingParams:
-        """Return the parameters, with no more tokens than the context has room for."""
-        most = self._decoder.max_length
-        if most is None:
-            return self._params
-        room = most - len(self._decoder.tokens_of(prompt))
-        return replace(self._params, max_tokens=max(1, min(self._params.max_tokens, room)))
+    text = ""
+    with suppress(KeyboardInterrupt):
+        prompt = written(decoder.tokenizer, messages)
+        if decoder.max_length is not None:
+            room = decoder.max_length - len(decoder.tokens_of(prompt))
+            params = replace(params, max_tokens=max(1, min(params.max_tokens, room)))
+        for event in decoder.stream(prompt, params):
+            text += event.text or ""
+            print(painted(event.text or "", event.origin, colors), end="", flush=True)
+    print(flush=True)
+    return text

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from ..config.params import SamplingParams, SpeculativeConfig
+from ..config.params import SamplingParams
 from ..errors import InvalidConfigError
 from .flags import COMMAS, flags_of, plain
 from .options import (
@@ -18,8 +18,9 @@ from .options import (
     Models,
     Output,
     Prompt,
-    Tracing,
-    choose_method,
+    Setup,
+    check_trace,
+    group,
     titled,
 )
 
@@ -41,19 +42,9 @@ SAMPLING = flags_of(
 )()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Temperatures:
-    """Where the two are compared.
-
-    Attributes:
-        temperature: a race at each of these, with commas between.
-    """
-
-    temperature: Annotated[tuple[float, ...], COMMAS, Parameter(alias="--temp")] = (0.0, 0.8)
-
-    def __post_init__(self) -> None:
-        for each in self.temperature:
-            SamplingParams(temperature=each)
+def _check_temperatures(_kind: Any, given: tuple[float, ...]) -> None:
+    for each in given:
+        SamplingParams(temperature=each)
 
 
 @app.default
@@ -61,25 +52,35 @@ def demo(
     *,
     prompt: Annotated[Prompt, titled("Prompt (some of its own without one)")] = Prompt(),
     models: Annotated[Models, titled("Models")] = Models(),
-    temperatures: Annotated[Temperatures, titled("Sampling")] = Temperatures(),
+    temperature: Annotated[
+        tuple[float, ...],
+        COMMAS,
+        Parameter(alias="--temp", validator=_check_temperatures, group=group("Sampling")),
+    ] = (0.0, 0.8),
     sampling: Annotated[Any, titled("Sampling")] = SAMPLING,
     drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
     speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
-    tracing: Annotated[Tracing, titled("Trace")] = Tracing(),
+    trace: Annotated[str | None, Parameter(group=group("Trace"))] = None,
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> None:
-    """Race plain against speculative decoding on the same prompts."""
+    """Race plain against speculative decoding on the same prompts.
+
+    Args:
+        temperature: a race at each of these, with commas between.
+        trace: write every round to this file, a line of JSON each; outrider report reads it.
+    """
     given = prompt.read()
-    config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
-    asked = temperatures.temperature
-    params: SamplingParams = plain(SamplingParams, sampling, temperature=asked[-1], ignore_eos=True)
-    method = choose_method(models, drafting, config)
+    setup = Setup.of(models, drafting, speculation)
+    method, config = setup.method, setup.config
+    params: SamplingParams = plain(
+        SamplingParams, sampling, temperature=temperature[-1], ignore_eos=True
+    )
     if method == "none" or config.deepest == 0:
         flag, value = ("--method", method) if method == "none" else ("-k", 0)
         raise InvalidConfigError(flag, value, "something that drafts, to compare with plain")
     if method == "prediction":
         raise InvalidConfigError("--method", method, "another method: demo takes no prediction")
-    tracing.check()
+    check_trace(trace)
 
     from rich.console import Console
 
@@ -95,7 +96,7 @@ def demo(
 
     texts = PROMPTS if given is None else (given,)
     console = Console(stderr=True)
-    loaded = load(models, drafting, method, console)
+    loaded = load(setup, console)
     tokenizer = loaded.tokenizer
     settings = loaded.settings(params, config)
     depth = None if config.depth == "adaptive" else config.deepest
@@ -110,14 +111,14 @@ def demo(
     )
     screen = None if output.as_json else Screen(output.color)
     found = []
-    extra = {"prompts": len(texts), "temperatures": asked}
-    with traced(tracing, settings | extra, config) as on_round:
+    extra = {"prompts": len(texts), "temperatures": temperature}
+    with traced(trace, settings | extra, config) as on_round:
         runners = (
             OutriderRunner(loaded.target.fresh(1), None, PLAIN, config, tokenizer=tokenizer),
             OutriderRunner(loaded.target, loaded.drafter, candidate, config, tokenizer=tokenizer),
         )
 
-        def trace() -> None:
+        def write() -> None:
             for record in runners[1].records:
                 if on_round is not None:
                     on_round(record)
@@ -125,14 +126,11 @@ def demo(
         if screen is not None:
             screen.title(loaded.facts, config)
         with console.status("racing") if screen is None else screen.live:
-            for temperature in asked:
-                trial = Trial(
-                    workload=prompts,
-                    sampling=replace(params, temperature=temperature),
-                )
+            for each in temperature:
+                trial = Trial(workload=prompts, sampling=replace(params, temperature=each))
                 watch = None if screen is None else partial(screen.draw, trial.label)
                 race = TrialRace(trial, runners, watch)
-                race.run(trace)
+                race.run(write)
                 found.append(race.measurements())
     if screen is not None:
         screen.results(Results(settings, tuple(each for pair in found for each in pair)))

@@ -97,7 +97,7 @@ def from_json(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
         raise InvalidConfigError("--speculative-config", text, expected)
     if "model" in settings:
         settings["draft"] = settings.pop("model")
-    _apply(Dict(settings, source="--speculative-config"), app, commands, arguments)
+    _apply(settings, "--speculative-config", app, commands, arguments)
 
 
 def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -116,7 +116,7 @@ def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
     if commands == ("tune",):
         # What tune finds is not asked of the file that it wrote last time.
         settings = {name: value for name, value in settings.items() if _dashed(name) not in TUNED}
-    _apply(Dict(settings, source=path), app, commands, arguments)
+    _apply(settings, path, app, commands, arguments)
 
 
 TUNED = ("method", "depth", "verification", "num-speculative-tokens", "tree-shape")
@@ -140,11 +140,10 @@ def _given(arguments: ArgumentCollection, flag: str) -> str | None:
     return None
 
 
-def _apply(
-    source: Dict, app: App, commands: tuple[str, ...], arguments: ArgumentCollection
-) -> None:
-    data = {_dashed(name): value for name, value in source.data.items()}
-    Dict(data, source=source.source, use_commands_as_keys=False)(app, commands, arguments)
+def _apply(settings: dict[str, Any], source: str, *where: Any) -> None:
+    """Take settings for the flags of `where`: an app, its commands and its arguments."""
+    data = {_dashed(name): value for name, value in settings.items()}
+    Dict(data, source=source, use_commands_as_keys=False)(*where)
 
 
 def _dashed(name: str) -> str:

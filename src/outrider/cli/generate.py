@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter, Token
 
 from ..bench import formats
-from ..config.params import SamplingParams, SpeculativeConfig
+from ..config.params import SamplingParams
 from ..config.structured import StructuredOutput
 from ..config.validation import texts
 from ..errors import InvalidConfigError
@@ -25,8 +25,9 @@ from .options import (
     Models,
     Output,
     Prompt,
-    Tracing,
-    choose_method,
+    Setup,
+    check_trace,
+    group,
     titled,
 )
 
@@ -133,11 +134,11 @@ def generate(
     prompt: Annotated[Prompt, titled("Prompt (standard input without one)")] = Prompt(),
     models: Annotated[Models, titled("Models")] = Models(),
     sampling: Annotated[Any, titled("Sampling and stopping")] = SAMPLING,
-    bad_words: Annotated[_TEXTS, Parameter(group=titled("Sampling and stopping").group)] = (),
+    bad_words: Annotated[_TEXTS, Parameter(group=group("Sampling and stopping"))] = (),
     form: Annotated[Form | None, titled("Form of the text")] = None,
     drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
     speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
-    tracing: Annotated[Tracing, titled("Trace")] = Tracing(),
+    trace: Annotated[str | None, Parameter(group=group("Trace"))] = None,
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> None:
     """Continue a prompt, and show how many tokens came from the draft.
@@ -145,19 +146,19 @@ def generate(
     Args:
         bad_words: never emit the tokens that the tokenizer makes of this text, or of it after a
             space; may be repeated.
+        trace: write every round to this file, a line of JSON each; outrider report reads it.
     """
     text = prompt.read(piped=True) or ""
     texts("--bad-words", bad_words)
-    config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
+    setup = Setup.of(models, drafting, speculation)
     params: SamplingParams = plain(
         SamplingParams,
         sampling,
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
         structured_output=None if form is None else plain(StructuredOutput, form),
     )
-    method = choose_method(models, drafting, config)
-    _check_prediction(params.prediction, method)
-    tracing.check()
+    _check_prediction(params.prediction, setup.method)
+    check_trace(trace)
 
     from rich.console import Console
 
@@ -166,15 +167,15 @@ def generate(
     from .models import load, traced
 
     console = Console(stderr=True)
-    loaded = load(models, drafting, method, console)
+    loaded = load(setup, console)
     params = replace(params, bad_words=banned("--bad-words", bad_words, loaded.tokenizer))
-    settings = loaded.settings(params, config)
-    with traced(tracing, settings, config) as on_round:
+    settings = loaded.settings(params, setup.config)
+    with traced(trace, settings, setup.config) as on_round:
         decoder = SpeculativeDecoder(
             loaded.target,
             loaded.drafter,
             tokenizer=loaded.tokenizer,
-            config=config,
+            config=setup.config,
             on_round=on_round,
         )
         if output.as_json:

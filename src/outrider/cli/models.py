@@ -12,7 +12,7 @@ from .. import __version__
 from ..bench.options import WITH_MODEL
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
-from .options import Drafting, Method, Models, Setup, Tracing
+from .options import Setup
 from .terminal import quiet, said
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ class Loaded:
         return self.facts | {"sampling": asdict(params), "speculation": asdict(config)}
 
 
-def load(
-    models: Models, drafting: Drafting, method: Method, console: Console, **more: Any
-) -> Loaded:
+def load(setup: Setup, console: Console, **more: Any) -> Loaded:
     """Load the models that the flags name, with a spinner on `console` if it is a terminal.
 
     `more` goes to `outrider.load`.
@@ -56,6 +54,7 @@ def load(
         ModelError: one cannot be loaded.
         InvalidConfigError: a value does not suit the model.
     """
+    models, drafting, method = setup.models, setup.drafting, setup.method
     with console.status(f"loading {models.target}") as status, said(status):
         import torch
 
@@ -103,13 +102,7 @@ def load_decoder(setup: Setup, max_sequences: int = 8) -> SpeculativeDecoder:
 
     from ..engine.decoder import SpeculativeDecoder
 
-    loaded = load(
-        setup.models,
-        setup.drafting,
-        setup.method,
-        Console(stderr=True),
-        max_sequences=max_sequences,
-    )
+    loaded = load(setup, Console(stderr=True), max_sequences=max_sequences)
     return SpeculativeDecoder(
         loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=setup.config
     )
@@ -117,15 +110,15 @@ def load_decoder(setup: Setup, max_sequences: int = 8) -> SpeculativeDecoder:
 
 @contextmanager
 def traced(
-    tracing: Tracing, settings: dict[str, Any], config: SpeculativeConfig
+    trace: str | None, settings: dict[str, Any], config: SpeculativeConfig
 ) -> Iterator[Callable[[Any], None] | None]:
     """Open the trace, if one was asked for, and give what a decoder's `on_round` is to be."""
-    if tracing.trace is None:
+    if trace is None:
         yield None
         return
     from ..engine.trace import TraceWriter
     from ..verification import Verifier
 
     lossy = settings["method"] != "none" and Verifier.of(config).lossy
-    with TraceWriter(Path(tracing.trace), settings, lossy=lossy) as writer:
+    with TraceWriter(Path(trace), settings, lossy=lossy) as writer:
         yield writer.write

@@ -24,9 +24,14 @@ Method = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "pred
 
 
 @cache
+def group(title: str) -> Group:
+    """Make the title of some flags; titles are shown in the order in which they are made."""
+    return Group.create_ordered(title)
+
+
 def titled(title: str) -> Parameter:
     """Show a record's fields as flags of their own under a title."""
-    return Parameter(name="*", group=Group.create_ordered(title))
+    return Parameter(name="*", group=group(title))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,32 +174,22 @@ class Output(Shown):
         return self.json or self.output == "json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tracing:
-    """What is written of every round.
+def check_trace(trace: str | None) -> None:
+    """Refuse a file that cannot be written, or that holds something else than a trace.
 
-    Attributes:
-        trace: write every round to this file, a line of JSON each; outrider report reads it.
+    Raises:
+        InvalidConfigError: see above.
     """
+    if trace is None:
+        return
+    from ..engine.trace import is_trace
 
-    trace: str | None = None
-
-    def check(self) -> None:
-        """Refuse a file that cannot be written, or that holds something else than a trace.
-
-        Raises:
-            InvalidConfigError: see above.
-        """
-        if self.trace is None:
-            return
-        from ..engine.trace import is_trace
-
-        path = Path(self.trace)
-        if not path.exists() or path.is_file() or path.is_dir():
-            check_file("--trace", self.trace)
-        if path.is_file() and path.stat().st_size and not is_trace(path):
-            expected = "a file that can be written (it holds something else than a trace)"
-            raise InvalidConfigError("--trace", self.trace, expected)
+    path = Path(trace)
+    if not path.exists() or path.is_file() or path.is_dir():
+        check_file("--trace", trace)
+    if path.is_file() and path.stat().st_size and not is_trace(path):
+        expected = "a file that can be written (it holds something else than a trace)"
+        raise InvalidConfigError("--trace", trace, expected)
 
 
 _WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
@@ -224,8 +219,10 @@ class Setup:
     config: SpeculativeConfig
 
     @classmethod
-    def of(cls, model: str | None, models: Models, drafting: Drafting, speculation: Any) -> Setup:
-        """Read the flags of a command that takes the target model as an argument, too.
+    def of(
+        cls, models: Models, drafting: Drafting, speculation: Any, model: str | None = None
+    ) -> Setup:
+        """Read the flags of a command; `model` takes the place of the target among them.
 
         Raises:
             InvalidConfigError: flags contradict each other.

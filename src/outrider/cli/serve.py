@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from cyclopts import App
 from cyclopts.types import Port, PositiveFloat, PositiveInt
 
 from ..errors import missing
-from .options import Drafting, Models, Setup, Shown, speculation_flags, titled
+from .options import Drafting, Models, Setup, Shown, group, speculation_flags, titled
 
 EXAMPLES = """Examples:
 
@@ -22,16 +20,38 @@ EXAMPLES = """Examples:
   curl localhost:8000/v1/completions -d '{"prompt": "def fib(n):", "max_tokens": 32}'
 """
 
-app = App(name="serve", help_epilogue=EXAMPLES)
+app = App(name="serve", help_epilogue=EXAMPLES, group_parameters=group("Server"))
 
 SPECULATION = speculation_flags(on_draft_error="disable")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Serving:
-    """Where the server listens, for whom, and how much at once.
+@app.default
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    models: Annotated[Models, titled("Models")] = Models(),
+    host: str = "127.0.0.1",
+    port: Port = 8000,
+    api_key: tuple[str, ...] = (),
+    allow_origin: tuple[str, ...] = (),
+    served_model_name: str | None = None,
+    max_sequences: PositiveInt = 16,
+    max_waiting: PositiveInt = 128,
+    prefill_chunk: PositiveInt = 512,
+    timeout: PositiveFloat = 600.0,
+    grace: PositiveFloat = 30.0,
+    max_body: PositiveInt = 2**20,
+    speculation_metrics: Literal["none", "summary", "detailed"] = "none",
+    vllm_metrics: bool = False,
+    drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
+    speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
+    shown: Annotated[Shown, titled("Output")] = Shown(),  # noqa: ARG001 - read by `main`
+) -> None:
+    """Answer clients of OpenAI's API, and show speculation on a page.
 
-    Attributes:
+    Args:
+        model: the target model; the same as --target.
         host: the address that it listens on.
         port: likewise.
         api_key: keys of which a client has to send one, also from OUTRIDER_API_KEY; may be
@@ -49,65 +69,25 @@ class Serving:
         speculation_metrics: figures about speculation in responses to requests that do not say.
         vllm_metrics: show the figures of /metrics under vLLM's names as well.
     """
-
-    host: str = "127.0.0.1"
-    port: Port = 8000
-    api_key: tuple[str, ...] = ()
-    allow_origin: tuple[str, ...] = ()
-    served_model_name: str | None = None
-    max_sequences: PositiveInt = 16
-    max_waiting: PositiveInt = 128
-    prefill_chunk: PositiveInt = 512
-    timeout: PositiveFloat = 600.0
-    grace: PositiveFloat = 30.0
-    max_body: PositiveInt = 2**20
-    speculation_metrics: Literal["none", "summary", "detailed"] = "none"
-    vllm_metrics: bool = False
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of the flag and of the environment."""
-        own = os.environ.get("OUTRIDER_API_KEY")
-        return self.api_key + ((own,) if own else ())
-
-
-@app.default
-def serve(
-    model: str | None = None,
-    /,
-    *,
-    models: Annotated[Models, titled("Models")] = Models(),
-    serving: Annotated[Serving, titled("Server")] = Serving(),
-    drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
-    speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
-    shown: Annotated[Shown, titled("Output")] = Shown(),  # noqa: ARG001 - read by `main`
-) -> None:
-    """Answer clients of OpenAI's API, and show speculation on a page.
-
-    Args:
-        model: the target model; the same as --target.
-    """
-    setup = Setup.of(model, models, drafting, speculation)
+    setup = Setup.of(models, drafting, speculation, model)
     with missing("server"):
-        import_module("uvicorn")  # before the models are loaded
-
-    from ..server.access import AuthLimits
-    from ..server.serving import run
+        from ..server.access import AuthLimits
+        from ..server.app import make_app
+        from ..server.metrics import Metrics
+        from ..server.requests import Requests
+        from ..server.service import Service
+        from ..server.serving import run
     from .models import load_decoder
 
-    access = AuthLimits(serving.keys, serving.max_body, origins=serving.allow_origin)
-    decoder = load_decoder(setup, serving.max_sequences)
-    name = serving.served_model_name or setup.models.target
-    run(
-        decoder,
-        host=serving.host,
-        port=serving.port,
-        access=access,
-        names=tuple(dict.fromkeys((name, setup.models.target))),
-        max_waiting=serving.max_waiting,
-        prefill_chunk=serving.prefill_chunk,
-        timeout_s=serving.timeout,
-        grace_s=serving.grace,
-        figures=serving.speculation_metrics,
-        vllm_names=serving.vllm_metrics,
+    own = os.environ.get("OUTRIDER_API_KEY")
+    access = AuthLimits((*api_key, own) if own else api_key, max_body, origins=allow_origin)
+    service = Service(
+        load_decoder(setup, max_sequences),
+        max_waiting=max_waiting,
+        timeout_s=timeout,
+        prefill_chunk=prefill_chunk,
     )
+    name = served_model_name or setup.models.target
+    requests = Requests(service, (name, setup.models.target), speculation_metrics)
+    metrics = Metrics(service, name, vllm_names=vllm_metrics)
+    run(make_app(requests, metrics, access), requests, host, port, grace)

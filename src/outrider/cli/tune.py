@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from ..bench import Results, TuneOptions
 from .files import check_file, make_folder, replace_file
 from .flags import flags_of, listed, plain
-from .options import Output, titled
+from .options import Output, group, titled
 from .signals import terminable
 
 if TYPE_CHECKING:
@@ -33,34 +32,26 @@ OPTIONS = flags_of(
 )()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """What is written.
-
-    Attributes:
-        save: write what is recommended to this TOML file, for --config.
-        out: write tune.json into this folder.
-    """
-
-    save: str | None = None
-    out: str | None = None
-
-
 @app.default
 def tune(
     *,
     options: Annotated[Any, titled("What is tried")] = OPTIONS,
-    files: Annotated[Files, titled("Files")] = Files(),
+    save: Annotated[str | None, Parameter(group=group("Files"))] = None,
+    out: Annotated[str | None, Parameter(group=group("Files"))] = None,
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> int:
     """Find the fastest settings for a pair of models and its prompts, or that plain decoding is.
 
     Short races halve the field; the last runs the best beside plain decoding and the default.
+
+    Args:
+        save: write what is recommended to this TOML file, for --config.
+        out: write tune.json into this folder.
     """
     asked: TuneOptions = plain(TuneOptions, options)
-    if files.save is not None:
-        check_file("--save", files.save)
-    folder = None if files.out is None else make_folder("--out", files.out)
+    if save is not None:
+        check_file("--save", save)
+    folder = None if out is None else make_folder("--out", out)
     with terminable() as interruption:
         from rich.console import Console
 
@@ -71,15 +62,15 @@ def tune(
         with progress(Console(stderr=True), "racing") as advance:
             found = run_tune(asked, advance)
         text = json.dumps(found.document())
-        if files.save is not None and found.best is not None:
+        if save is not None and found.best is not None:
             comments = ("found by outrider tune", found.verdict)
-            replace_file(files.save, toml(found.settings(), comments))
+            replace_file(save, toml(found.settings(), comments))
         if folder is not None:
             (folder / "tune.json").write_bytes(text.encode())
         if output.as_json:
             print(text)
         else:
-            _show(found, output.color, files.save)
+            _show(found, output.color, save)
         if found.partial:
             print("outrider: interrupted; this is what had been measured", file=sys.stderr)
             return interruption()

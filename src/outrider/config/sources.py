@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from ..errors import InvalidConfigError, ModelError, shown
 from .validation import text
 
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
-DTYPES: tuple[str, ...] = get_args(Dtype)
 RuntimeName = Literal["auto", "transformers", "openvino", "llama_cpp"]
-RUNTIMES: tuple[str, ...] = get_args(RuntimeName)
 Weights = Literal["int8", "int4"]
 
 _LONGEST_PATH = 1000
@@ -58,7 +56,11 @@ def _refuse_missing(source: str) -> None:
                 f"{source!r} is a file; expected a folder with config.json, a .gguf file, or a hub "
                 "id"
             )
-        _refuse_other_files(path)
+        with path.open("rb") as file:
+            found = file.read(len(_MAGIC))
+        if found != _MAGIC:
+            said = f"begins with {found!r} and not with {_MAGIC!r}" if found else "is empty"
+            raise ModelError(f"{source!r} {said}; expected a whole GGUF file")
         return
     if is_gguf(source):
         raise ModelError(f"there is no file {source!r}; expected an existing GGUF file")
@@ -72,12 +74,3 @@ def _refuse_missing(source: str) -> None:
         raise ModelError(
             f"the folder {source!r} has no config.json; expected a model saved by transformers"
         )
-
-
-def _refuse_other_files(path: Path) -> None:
-    """Refuse a file that does not begin as a GGUF file."""
-    with path.open("rb") as file:
-        found = file.read(len(_MAGIC))
-    if found != _MAGIC:
-        said = f"begins with {found!r} and not with {_MAGIC!r}" if found else "is empty"
-        raise ModelError(f"{str(path)!r} {said}; expected a whole GGUF file")

@@ -61,7 +61,7 @@ class StructuredOutput:
             said = f"structured_output has {' and '.join(named) or 'nothing'}"
             expected = f"exactly one of {', '.join(_CHECKS)}"
             raise InvalidConfigError("structured_output", named, expected, given=said)
-        check_fields(self, _CHECKS)
+        check_fields(self, _CHECKS, "structured_output.")
 
     @property
     def kind(self) -> str:
@@ -75,9 +75,9 @@ class StructuredOutput:
         return found
 
 
-def _schema(name: str, given: object) -> str:
+def _schema(field: str, given: object) -> str:
     """Check a JSON schema, and write it as JSON text."""
-    field, expected = f"structured_output.{name}", "a JSON schema: a mapping, or JSON text of one"
+    expected = "a JSON schema: a mapping, or JSON text of one"
     schema: object = given
     if isinstance(given, str):
         text(field, given, longest=LONGEST_TEXT)
@@ -158,13 +158,8 @@ _NUMBERS = frozenset(
 )
 
 
-def _regex(name: str, given: object) -> str:
-    return text(f"structured_output.{name}", given, longest=LONGEST_TEXT)
-
-
-def _grammar(name: str, given: object) -> str:
+def _grammar(field: str, given: object) -> str:
     """Check a grammar: a compiler goes down its rules and their brackets."""
-    field = f"structured_output.{name}"
     written = text(field, given, longest=LONGEST_TEXT)
     rules, brackets = written.count(":"), written.count("(") + written.count("[")
     if rules + brackets > DEEPEST_FORM:
@@ -174,9 +169,9 @@ def _grammar(name: str, given: object) -> str:
     return written
 
 
-def _choices(name: str, given: object) -> tuple[str, ...]:
+def _choices(field: str, given: object) -> tuple[str, ...]:
     """Check the strings to choose from."""
-    field, expected = f"structured_output.{name}", "one or more strings, none of them empty"
+    expected = "one or more strings, none of them empty"
     found = () if isinstance(given, str) else texts(field, given, expected)
     if not found:
         raise InvalidConfigError(field, given, expected)
@@ -185,7 +180,7 @@ def _choices(name: str, given: object) -> tuple[str, ...]:
 
 _CHECKS = {
     "json_schema": optional(_schema),
-    "regex": optional(_regex),
+    "regex": optional(text, longest=LONGEST_TEXT),
     "grammar": optional(_grammar),
     "choice": optional(_choices),
 }

@@ -33,10 +33,10 @@ class _Array(Protocol):
 Check = Callable[[str, Any], Any]
 
 
-def check_fields(record: object, checks: Mapping[str, Check]) -> None:
-    """Check fields of a frozen record, and keep what the checks return."""
+def check_fields(record: object, checks: Mapping[str, Check], prefix: str = "") -> None:
+    """Check fields of a frozen record, and keep what the checks return; `prefix` is for errors."""
     for field, check in checks.items():
-        object.__setattr__(record, field, check(field, getattr(record, field)))
+        object.__setattr__(record, field, check(prefix + field, getattr(record, field)))
 
 
 def optional(check: Callable[..., Any], **limits: Any) -> Check:

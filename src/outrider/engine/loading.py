@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from ..config.sources import DTYPES, RUNTIMES, RuntimeName, Weights, is_gguf, model_source
+from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
 from ..config.validation import choice, integer
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.model import ModelDrafter
@@ -88,10 +88,10 @@ def load(
     """
     named = [model_source("target", target)]
     named += [] if draft is None else [model_source("draft", draft)]
-    choice("runtime", runtime, RUNTIMES)
+    choice("runtime", runtime, get_args(RuntimeName))
     number = str(dtype).removeprefix("torch.")
-    if not isinstance(dtype, str | torch.dtype) or number not in DTYPES:
-        raise InvalidConfigError("dtype", dtype, f"one of {', '.join(DTYPES)}")
+    if not isinstance(dtype, str | torch.dtype) or number not in get_args(Dtype):
+        raise InvalidConfigError("dtype", dtype, f"one of {', '.join(get_args(Dtype))}")
     if weights is not None:
         choice("weights", weights, get_args(Weights))
     integer("max_sequences", max_sequences, 1)

@@ -138,24 +138,14 @@ class _OfRow:
         return called(self.processor, whole, logits, self.place, batch=True)
 
 
-def of_row(
-    processor: Any, row: int, padding: Tensor, ended: Callable[[Tensor], bool]
-) -> _OfRow | StatefulProcessor:
-    """Return a processor as it is called for one row; one that remembers does so for it alone.
+def of_row(processor: Any, row: int, padding: Tensor, ended: Callable[[Tensor], bool]) -> Any:
+    """Return the caller's processor as it is called for one row; see `_OfRow`.
 
-    Args:
-        processor: the caller's.
-        row: its index.
-        padding: int64 [P], what the row's history begins with.
-        ended: whether the row ends within a history [L], padding included.
+    One that remembers does so for the row alone.
     """
     if isinstance(processor, StatefulProcessor):
-        fork, inner = processor.fork, _of_row(processor.processor, row, padding, ended)
+        fork, inner = processor.fork, of_row(processor.processor, row, padding, ended)
         return StatefulProcessor(inner, lambda own: replace(own, processor=fork(own.processor)))
-    return _of_row(processor, row, padding, ended)
-
-
-def _of_row(processor: Any, row: int, padding: Tensor, ended: Callable[[Tensor], bool]) -> _OfRow:
     if type(processor) is PrefixConstrainedLogitsProcessor:
         allowed = processor._prefix_allowed_tokens_fn
         processor = PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)

@@ -35,19 +35,14 @@ _PART = 4096
 
 
 class BatchWorker:
-    """An actor that answers lines of a batch.
-
-    Args:
-        make: makes its decoder.
-        model: what the decoder's model is called.
-    """
+    """An actor that answers lines of a batch, with a decoder that `make` makes for `model`."""
 
     def __init__(self, make: MakeDecoder, model: str) -> None:
         self._requests = batch_requests(make(), model)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Answer the lines of `batch["line"]`, JSON of `Line` each."""
-        answers = [begun(self._requests, _read(each)) for each in batch["line"]]
+        answers = [begun(self._requests, Line(**json.loads(each))) for each in batch["line"]]
         return {"answer": [json.dumps(answer()) for answer in answers]}
 
 
@@ -67,7 +62,7 @@ def on_ray(make: MakeDecoder, model: str, *, actors: int, together: int) -> Answ
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
         while part := list(islice(lines, _PART)):
-            rows = ray.data.from_items([{"line": _written(line)} for line in part])
+            rows = ray.data.from_items([{"line": json.dumps(asdict(line))} for line in part])
             answers = rows.map_batches(
                 BatchWorker,
                 fn_constructor_args=(make, model),
@@ -102,12 +97,3 @@ def application(
         """One replica: an engine behind the application's routes."""
 
     return serve.deployment(name="Outrider", **options)(serve.ingress(build)(Outrider)).bind()
-
-
-def _written(line: Line) -> str:
-    return json.dumps(asdict(line) | {"body": line.body.decode()})
-
-
-def _read(text: str) -> Line:
-    given = json.loads(text)
-    return Line(**given | {"body": given["body"].encode()})

@@ -155,13 +155,8 @@ def _decoded(
 ) -> list[list[int]]:
     """Return the new tokens of each row, decoded to its end.
 
-    Args:
-        decoder: the decoder.
-        input_ids: int64 [B, L], with padding.
-        prompts: the rows without it.
-        params: of all rows; each that samples is given a seed from torch's generator.
-        criteria: stopping criteria that the parameters do not cover.
-        processors: logits processors that they do not cover.
+    `prompts` are the rows of `input_ids`, int64 [B, L], without padding. Those that sample are
+    given a seed from torch's generator. The parameters do not cover the criteria and processors.
     """
     seeds: list[int | None] = [None] * len(prompts)
     if not params.greedy:

@@ -4,28 +4,18 @@ Keys say what is drawn and never what came out, so that all of a round's uniform
 call before anything is drawn.
 """
 
-from .categorical import BLOCK, inverse_cdf, noise_size, race_index, row_totals
-from .draws import Race, RoundDraws
-from .enumerator import Enumerator
-from .keys import DRAFT, POSITION, STOP, TOKEN, position_keys, round_keys, stream_key
-from .philox import Philox4x32, philox4x32
-
-__all__ = [
-    "BLOCK",
-    "DRAFT",
-    "POSITION",
-    "STOP",
-    "TOKEN",
-    "Enumerator",
-    "Philox4x32",
-    "Race",
-    "RoundDraws",
-    "inverse_cdf",
-    "noise_size",
-    "philox4x32",
-    "position_keys",
-    "race_index",
-    "round_keys",
-    "row_totals",
-    "stream_key",
-]
+from .categorical import BLOCK as BLOCK
+from .categorical import inverse_cdf as inverse_cdf
+from .categorical import row_totals as row_totals
+from .draws import Race as Race
+from .draws import RoundDraws as RoundDraws
+from .enumerator import Enumerator as Enumerator
+from .keys import DRAFT as DRAFT
+from .keys import POSITION as POSITION
+from .keys import STOP as STOP
+from .keys import TOKEN as TOKEN
+from .keys import position_keys as position_keys
+from .keys import round_keys as round_keys
+from .keys import stream_key as stream_key
+from .philox import Philox4x32 as Philox4x32
+from .philox import philox4x32 as philox4x32

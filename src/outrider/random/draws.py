@@ -111,10 +111,7 @@ class RoundDraws:
         """
         batch, nodes, _ = distributions.shape
         if self.ahead:
-            made = self._made(distributions)
-            noise = made[:, 2 + int(slots[0]) : 3 + int(slots[-1])]
-            if noise.shape[1] != nodes:
-                noise = made[:, (2 + slots).tolist()]
+            noise = self._made(distributions)[:, (2 + slots).tolist()]
             drawn: Tensor = race_index(distributions.flatten(0, 1), noise.flatten(0, 1))
             return drawn.reshape(batch, nodes)
         assert self._keys is not None, "a round of greedy rows draws nothing"

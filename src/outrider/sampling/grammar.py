@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -180,6 +180,7 @@ def _unread(given: object, found: str, expected: str) -> InvalidConfigError:
     return InvalidConfigError("tokenizer", given, expected, given=said)
 
 
+@dataclass(eq=False)
 class Grammar:
     """What may follow in one sequence. Made by `Grammars.of`.
 
@@ -193,30 +194,19 @@ class Grammar:
     back, "cx": the mask has "b").
     """
 
-    def __init__(
-        self,
-        asked: StructuredOutput,
-        matcher: LLMatcher,
-        vocab_size: int,
-        end: int,
-        ends: frozenset[int],
-        texts: frozenset[int],
-    ) -> None:
-        self.asked = asked
-        self._start = matcher
-        self._vocab_size = vocab_size
-        self._end = end
-        self._ends = ends
-        self._texts = texts
-        # After the tokens emitted so far; None for nothing that is known.
-        self._emitted: tuple[LLMatcher, Output] | None = None
-        self._length = 0
+    asked: StructuredOutput
+    start: LLMatcher
+    vocab_size: int
+    end: int
+    ends: frozenset[int]
+    texts: frozenset[int]
+    # After the tokens emitted so far; None for nothing that is known.
+    _emitted: tuple[LLMatcher, Output] | None = field(default=None, init=False)
+    _length: int = field(default=0, init=False)
 
     def copy(self) -> Grammar:
         """The same for another sequence."""
-        return Grammar(
-            self.asked, self._start, self._vocab_size, self._end, self._ends, self._texts
-        )
+        return replace(self)
 
     def mask(self, output: Output, drafted: tuple[int, ...] = ()) -> Mask | None:
         """Return which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], lowest first.
@@ -228,12 +218,12 @@ class Grammar:
 
     def first(self) -> frozenset[int]:
         """Return the tokens that may come first."""
-        mask = self._allowed(self._start.deep_copy())
+        mask = self._allowed(self.start.deep_copy())
         return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
     def over(self, output: Output, drafted: tuple[int, ...] = ()) -> bool:
         """Return whether the text is whole, nothing can follow, and no token can say so."""
-        matcher = None if self._ends else self._after(output, drafted)
+        matcher = None if self.ends else self._after(output, drafted)
         if matcher is None:
             return False
         mask, whole = self._following(matcher)
@@ -246,7 +236,7 @@ class Grammar:
         self._emitted = None
         rest = output.since(at)
         if matcher is None or rest is None:
-            matcher, rest = self._start.deep_copy(), output.since(None)
+            matcher, rest = self.start.deep_copy(), output.since(None)
         assert rest is not None, "any output goes on from the beginning"
         self._length = len(output)
         if not self._goes(matcher, rest):
@@ -267,23 +257,23 @@ class Grammar:
     def _allowed(self, matcher: LLMatcher) -> Mask:
         """The mask of what may follow, with the tokens that may end the text."""
         mask, whole = self._following(matcher)
-        for token in self._ends if whole else ():
+        for token in self.ends if whole else ():
             mask[token >> 3] |= 1 << (token & 7)
         return mask
 
     def _following(self, matcher: LLMatcher) -> tuple[Mask, bool]:
         """The mask without the tokens that end the sequence, and whether the text is whole."""
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).copy()
-        width = (self._vocab_size + 7) // 8
+        width = (self.vocab_size + 7) // 8
         if matcher.is_error():
             self._check_limits(matcher)
             return np.zeros(width, dtype=np.uint8), False
-        whole = bool(mask[self._end >> 3] >> (self._end & 7) & 1)
-        for token in (self._end, *self._texts):
+        whole = bool(mask[self.end >> 3] >> (self.end & 7) & 1)
+        for token in (self.end, *self.texts):
             mask[token >> 3] &= ~(1 << (token & 7)) & 255
         mask = mask[:width]
-        if self._vocab_size % 8:
-            mask[-1] &= (1 << self._vocab_size % 8) - 1
+        if self.vocab_size % 8:
+            mask[-1] &= (1 << self.vocab_size % 8) - 1
         return mask, whole
 
     def _check_limits(self, matcher: LLMatcher) -> None:

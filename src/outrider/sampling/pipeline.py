@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,12 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from ..config.processors import forked
-from ..errors import DegenerateDistributionError, OutriderError, about, shown
+from ..errors import DegenerateDistributionError, OutriderError, UserCodeError, about, shown
 from ..types.records import SequenceState
 from .grammar import Mask
 from .packed import Entries, PackedLogitsParams
 from .paths import Path
-from .processors import called, not_finite
+from .processors import called, named
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED = np.where(_BITS, 0.0, -np.inf)
@@ -142,17 +143,21 @@ class LogitsPipeline:
         return twin
 
     def not_finite(self, row: int) -> OutriderError | None:
-        """Return the error of the processor after which nothing can be drawn after a row's prefix.
+        """Return the error of the first processor whose logits after a row's prefix allow no draw.
 
         None if there is none. Asking waits for the device.
         """
         sequence_id, place = self._states[row].prefix.sequence_id, (row, ())
-        if place not in self._peaks:
-            return None
-        found = not_finite(self._after[place], self._peaks[place], f"sequence {sequence_id}")
-        if found is not None:
-            found.sequence_id = sequence_id
-        return found
+        for index, (before, after) in enumerate(pairwise(self._peaks.get(place, ()))):
+            if before.isfinite() and not after.isfinite():
+                _, name = named(self._after[place][index])
+                return UserCodeError(
+                    f"logits_processors[{index}] of sequence {sequence_id}, {name}, returned "
+                    f"logits whose largest is {float(after)}; expected logits without NaN or +inf, "
+                    "one of them finite",
+                    sequence_id=sequence_id,
+                )
+        return None
 
     def forbids(self, row: int, drafted: tuple[int, ...], token: int) -> bool:
         """Return whether a row's request forbids a token after drafted ones, whatever the logits.

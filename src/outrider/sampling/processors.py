@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -29,7 +27,7 @@ def called(
         UserCodeError: it raised, or returned something else than logits of the shape that it was
             given.
     """
-    processor, name = _named(processor)
+    processor, name = named(processor)
     module = sys.modules.get("transformers.generation.logits_process")
     if batch or (module is not None and isinstance(processor, module.LogitsProcessor)):
         history, logits, batch = history[None], logits[None], True
@@ -53,28 +51,7 @@ def called(
     )
 
 
-def not_finite(
-    processors: Sequence[Any], peaks: Sequence[Tensor], place: str
-) -> UserCodeError | None:
-    """Return the error of the first processor whose logits leave nothing to draw; None for none.
-
-    Args:
-        processors: in the order they were called in.
-        peaks: the largest of the logits before the first, and after each: NaN if one of them is.
-            Reading them waits for the device.
-        place: where they stand, for the error.
-    """
-    for index, (before, after) in enumerate(pairwise(peaks)):
-        if before.isfinite() and not after.isfinite():
-            _, name = _named(processors[index])
-            return UserCodeError(
-                f"logits_processors[{index}] of {place}, {name}, returned logits whose largest is "
-                f"{float(after)}; expected logits without NaN or +inf, one of them finite"
-            )
-    return None
-
-
-def _named(processor: Any) -> tuple[Any, str]:
+def named(processor: Any) -> tuple[Any, str]:
     """Return a user's processor without what makes it stateful, and its name."""
     if isinstance(processor, StatefulProcessor):
         processor = processor.processor

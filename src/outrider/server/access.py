@@ -24,7 +24,6 @@ class AuthLimits:
     Attributes:
         keys: one of them has to be sent, if there are any.
         longest_body: bytes of a body.
-        retry_after_s: when those are to come back for whom there is no room.
         origins: pages that may ask from a browser, such as "https://chat.example"; "*" for all.
 
     Raises:
@@ -33,7 +32,6 @@ class AuthLimits:
 
     keys: tuple[str, ...] = ()
     longest_body: int = 2**20
-    retry_after_s: int = 1
     origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

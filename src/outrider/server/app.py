@@ -22,7 +22,7 @@ from .access import AuthLimits, ServerState
 from .failures import CLIENT_GONE, described, in_openais_form
 from .metrics import Metrics
 from .requests import ROUTES, Requests
-from .routes import completions, observability, page
+from .routes import public, router
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ def make_app(
         },
     )
     app.state.server = ServerState(requests, metrics, access, silence_s, int(time()))
-    for each in (completions, observability, page):
-        app.include_router(each.router)
+    app.include_router(router)
+    app.include_router(public)
     return app
 
 
@@ -129,5 +129,5 @@ def _reply(
     if status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
     if status in (429, 503):
-        headers = {"Retry-After": str(state.access.retry_after_s)}
+        headers = {"Retry-After": "1"}
     return JSONResponse(content, status, headers)

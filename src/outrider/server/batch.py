@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..engine.decoder import SpeculativeDecoder
-from ..errors import InvalidConfigError, OutriderError
-from .failures import EngineError, LineError, described
+from ..errors import InvalidConfigError, ModelError, OutriderError
+from .failures import described
 from .replies import Reply
 from .requests import ROUTES, Requests
 from .service import Service, Update
@@ -42,7 +42,7 @@ class Line:
     number: int
     custom_id: str | None
     route: str = ""
-    body: bytes = b""
+    body: str = ""
     wrong: str | None = None
 
 
@@ -71,7 +71,7 @@ def _line(number: int, data: bytes) -> Line:
     if not isinstance(body, dict):
         return Line(number, name, wrong="no body that is an object")
     whole = {"stream": False, "stream_options": None}
-    return Line(number, name, route, json.dumps(body | whole).encode())
+    return Line(number, name, route, json.dumps(body | whole))
 
 
 def resume(path: Path, lines: Iterator[Line]) -> tuple[int, int]:
@@ -199,14 +199,14 @@ def begun(requests: Requests, line: Line) -> Answer:
     updates: SimpleQueue[Update] = SimpleQueue()
     try:
         if line.wrong is not None:
-            raise LineError(line.wrong)
-        reply, groups = requests.prepared(line.route, line.body)
+            raise OutriderError(line.wrong)
+        reply, groups = requests.prepared(line.route, line.body.encode())
         reply.job = requests.service.submit(groups, updates.put)
     except OutriderError as error:
         return partial(_failed, line, error)
     except Exception as error:
         _LOG.exception("line %d failed", line.number)
-        return partial(_failed, line, EngineError(f"{type(error).__name__}; see the log"))
+        return partial(_failed, line, ModelError(f"{type(error).__name__}; see the log"))
     return partial(_ended, requests, line, reply, updates)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,6 +12,8 @@ from ..errors import InvalidConfigError, OutriderError, missing
 
 Message = Mapping[str, Any]
 Write = Callable[[Sequence[Message]], str]
+Mark = tuple[str, Any, str]
+"""The path of a text or number in a conversation, itself, and the digits written in its place."""
 
 _OF_THE_SERVER = frozenset(
     (
@@ -29,21 +30,6 @@ _SHOWN = frozenset(("content", "name", "tool_calls", "function", "arguments"))
 
 _OTHERS = frozenset(("role", "tool_call_id", "reasoning_content", "reasoning", "thinking"))
 """Parts that may be left out: templates drop what was thought in earlier turns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What stands in a conversation for a part of it.
-
-    Attributes:
-        path: of the part, for an error.
-        part: a text or number.
-        digits: what is written in its place.
-    """
-
-    path: str
-    part: Any
-    digits: str
 
 
 def written(
@@ -162,10 +148,10 @@ def _whole(write: Write, messages: Sequence[Message], *, continues: bool) -> str
     except Exception:  # A template may raise anything.
         shown, takes_marks, marked = text, False, list(messages)
     expected = "what the model's chat template writes, which leaves this out"
-    for mark in marks:
-        sought = mark.digits if takes_marks else str(mark.part).strip()
+    for path, part, digits in marks:
+        sought = digits if takes_marks else str(part).strip()
         if sought not in shown and json.dumps(sought, ensure_ascii=False)[1:-1] not in shown:
-            raise InvalidConfigError(mark.path, mark.part, expected)
+            raise InvalidConfigError(path, part, expected)
     calls = [call["function"] for each in marked for call in each.get("tool_calls", ())]
     for arguments in (call["arguments"] for call in calls):
         if arguments and isinstance(arguments, Mapping) and str(arguments) in shown:
@@ -189,7 +175,7 @@ def _marked(part: Any, path: str, marks: list[Mark]) -> Any:
     if part is None or isinstance(part, bool) or not str(part).strip():
         return part
     digits = _mark()
-    marks.append(Mark(path, part, digits))
+    marks.append((path, part, digits))
     return digits if isinstance(part, str) else int(digits)
 
 

@@ -41,14 +41,6 @@ class DeadlineError(OutriderError):
     """A request took longer than it may."""
 
 
-class LineError(OutriderError):
-    """A line of a batch is no request."""
-
-
-class EngineError(OutriderError):
-    """A round failed in a way that nothing here foresees."""
-
-
 _STATUSES: tuple[tuple[type[OutriderError], int, str, str], ...] = (
     (InvalidKeyError, 401, "invalid_request_error", "invalid_api_key"),
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
@@ -56,7 +48,6 @@ _STATUSES: tuple[tuple[type[OutriderError], int, str, str], ...] = (
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (ClosingError, 503, "server_error", "closing"),
     (DeadlineError, 504, "server_error", "timeout"),
-    (EngineError, 500, "server_error", "engine_failed"),
     (UserCodeError, 500, "server_error", "engine_failed"),
     (ModelError, 500, "server_error", "engine_failed"),
     (DraftError, 500, "server_error", "draft_failed"),

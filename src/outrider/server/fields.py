@@ -13,21 +13,18 @@ from ..errors import InvalidConfigError
 Body = TypeVar("Body", bound=BaseModel)
 _LONGEST_NAME = 200
 
-IGNORED: Mapping[str, str] = {
-    "user": "who asks changes no answer",
-    "safety_identifier": "who asks changes no answer",
-    "metadata": "a client's own notes",
-    "request_id": "a client's own notes",
-    "store": "nothing is stored",
-    "service_tier": "there is one",
-    "priority": "requests are served in their order",
-    "prompt_cache_key": "prompts are cached, and change no answer",
-    "prompt_cache_retention": "prompts are cached, and change no answer",
-    "cache_prompt": "prompts are cached, and change no answer",
-    "parallel_tool_calls": "tools are not called",
-    "spaces_between_special_tokens": "special tokens are not in the text",
-}
-"""Fields that change no answer, and why."""
+IGNORED = frozenset(
+    (
+        *("user", "safety_identifier"),  # who asks changes no answer
+        *("metadata", "request_id"),  # a client's own notes
+        *("store", "service_tier"),  # nothing is stored, and there is one tier
+        "priority",  # requests are served in their order
+        *("prompt_cache_key", "prompt_cache_retention", "cache_prompt"),  # caches change no answer
+        "parallel_tool_calls",  # tools are not called
+        "spaces_between_special_tokens",  # special tokens are not in the text
+    )
+)
+"""Fields that change no answer."""
 
 _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "top_k": (-1,),

@@ -45,7 +45,7 @@ _PREFIX = "outrider:"
 _OWN_NAME = re.compile(rb"^(# \w+ )?outrider:", re.MULTILINE)
 
 
-class Metrics:
+class Metrics(Collector):
     """Counts what requests did, and reads the decoder's own figures when asked.
 
     Args:
@@ -70,14 +70,13 @@ class Metrics:
             name: Counter(_PREFIX + name, name, ["model_name", *labels], registry=self._registry)
             for name, labels in _COUNTERS.items()
         }
-        self._registry.register(_Speculation(service, model))
+        self._service = service
+        self._registry.register(self)
 
     def ended(self, reply: Reply, outcome: str | None = None) -> None:
         """Count a request that has ended.
 
-        Args:
-            reply: its answer.
-            outcome: "cancelled" or "error" where it did not end by itself.
+        `outcome` is "cancelled" or an error's code, where it did not end by itself.
         """
         usage = reply.usage()
         emitted = usage["completion_tokens"]
@@ -99,12 +98,13 @@ class Metrics:
             "request_prompt_tokens": usage["prompt_tokens"],
             "request_generation_tokens": emitted,
         }.items():
-            self._observe(name, value)
+            self._histograms[name].labels(self._model).observe(value)
+        between = self._histograms["inter_token_latency_seconds"].labels(self._model)
         begun: set[int] = set()
         for each in reply.rounds:
             if each.choice in begun:
                 for _ in range(each.emitted):
-                    self._observe("inter_token_latency_seconds", each.seconds / each.emitted)
+                    between.observe(each.seconds / each.emitted)
             begun.add(each.choice)
 
     def refused(self, status: str) -> None:
@@ -116,22 +116,11 @@ class Metrics:
         text = generate_latest(self._registry)
         return text + _OWN_NAME.sub(rb"\1vllm:", text) if self._vllm_names else text
 
-    def _observe(self, name: str, value: float) -> None:
-        self._histograms[name].labels(self._model).observe(value)
-
     def _count(self, name: str, value: float, *labels: str) -> None:
         self._counters[name].labels(self._model, *labels).inc(value)
 
-
-class _Speculation(Collector):
-    """The decoder's own figures, read when they are asked for."""
-
-    def __init__(self, service: Service, model: str) -> None:
-        self._service = service
-        self._model = model
-
     def collect(self) -> Iterator[Metric]:
-        """Yield counters and gauges."""
+        """Yield the decoder's own figures as they are now: counters and gauges."""
         service = self._service
         found = service.decoder.metrics
         for name, value in (

@@ -78,16 +78,15 @@ def sampling_params(
 ) -> SamplingParams:
     """Make the parameters that a body asks for.
 
-    Args:
-        body: of a request.
-        form: of its text.
-        room: tokens that the context has room for; None if there is no end of it.
-        tokenizer: of the model.
+    `room` is how many tokens the context has room for; None if there is no end of it.
 
     Raises:
         InvalidConfigError: a value is not allowed.
     """
-    _check(body)
+    if isinstance(body, CompletionBody) and body.best_of not in (None, body.n or 1):
+        raise InvalidConfigError("best_of", body.best_of, "n, or none: nothing is ranked")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise InvalidConfigError("top_logprobs", body.top_logprobs, "logprobs: true beside it")
     given: dict[str, Any] = {
         name: value for name in _AS_THEY_ARE if (value := getattr(body, name)) is not None
     }
@@ -110,12 +109,7 @@ def sampling_params(
 
 @contextmanager
 def named_as_asked(form: Form | None, prompt: str = "prompt") -> Iterator[None]:
-    """Name fields in errors as a body does, and not as the library.
-
-    Args:
-        form: that the body asks for.
-        prompt: the path of its prompt.
-    """
+    """Name fields in errors as a body with this form and prompt does, and not as the library."""
     names = {"prompt": prompt}
     if form is not None:
         names |= {f"structured_output.{form.kind}": form.path, "structured_output": form.path}
@@ -127,14 +121,6 @@ def named_as_asked(form: Form | None, prompt: str = "prompt") -> Iterator[None]:
         renamed.args = (re.sub(library, lambda name: names[name[0]], str(error), count=1),)
         renamed.field = names.get(error.field or "", error.field)
         raise renamed from error.__cause__
-
-
-def _check(body: Body) -> None:
-    """Refuse fields that do not go together."""
-    if isinstance(body, CompletionBody) and body.best_of not in (None, body.n or 1):
-        raise InvalidConfigError("best_of", body.best_of, "n, or none: nothing is ranked")
-    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
-        raise InvalidConfigError("top_logprobs", body.top_logprobs, "logprobs: true beside it")
 
 
 def _most_tokens(body: Body, room: int | None) -> int:

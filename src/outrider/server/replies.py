@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +24,9 @@ class Reply:
     Args:
         body: what was asked.
         form: of the text.
-        name: the answer's id.
-        model: the name that the server gives its model.
-        created: seconds since the epoch.
-        fingerprint: of the server and its settings.
-        texts: of the model's tokens.
+        head: its id, time, model and fingerprint, as OpenAI names them.
+        texts: of the model's tokens, where log-probabilities are asked for.
         figures: which figures about speculation it carries.
-        n: choices of each prompt.
         deepest: the most tokens that a round drafts in a row.
 
     Attributes:
@@ -39,19 +35,13 @@ class Reply:
 
     body: Body
     form: Form | None
-    name: str
-    model: str
-    created: int
-    fingerprint: str
-    texts: TokenTexts
+    head: dict[str, Any]
+    texts: TokenTexts | None
     figures: str
-    n: int
     deepest: int
     job: Job = field(init=False)
     events: list[StreamEvent] = field(default_factory=list)
     rounds: list[RowRound] = field(default_factory=list)
-    _predicted: int = 0
-    _accepted: int = 0
     _started: set[int] = field(default_factory=set)
     _places: dict[int, int] = field(default_factory=dict)
 
@@ -71,15 +61,11 @@ class Reply:
             with named_as_asked(self.form):
                 raise update.error
         events: list[StreamEvent] = []
-        for row in update.rows:
+        for each in update.rounds:
             assert update.step is not None
-            events += self.job.streams.of_row(update.step, row)
+            events += self.job.streams.of_row(update.step, each.row)
         self.events += events
         self.rounds += update.rounds
-        for each in update.rounds:
-            if each.source == "prediction":
-                self._predicted += each.drafted
-                self._accepted += each.accepted
         return events
 
     def whole(self) -> dict[str, Any]:
@@ -93,7 +79,8 @@ class Reply:
             by_choice[self._index(event)].append(event)
         choices = [self._choice(index, events) for index, events in enumerate(by_choice)]
         kind = "chat.completion" if self.chats else "text_completion"
-        return {**self._head(kind), "choices": choices, "usage": self.usage(), **self._metrics()}
+        whole = {**self.head, "object": kind, "choices": choices, "usage": self.usage()}
+        return whole | self._metrics()
 
     def chunks(
         self, tokens: Sequence[StreamEvent], of_choices: Sequence[RowRound]
@@ -106,7 +93,6 @@ class Reply:
         found: list[dict[str, Any]] = []
         for index in dict.fromkeys(self._index(event) for event in tokens):
             events = [event for event in tokens if self._index(event) == index]
-            rounds = [each for each in of_choices if each.choice == index]
             if self.chats and index not in self._started:
                 self._started.add(index)
                 found.append(self._chunk(self._delta(index, {"role": "assistant", "content": ""})))
@@ -116,7 +102,15 @@ class Reply:
                 delta = self._delta(index, {"content": text} if self.chats else text)
                 chunk = self._chunk(delta | {"logprobs": self._logprobs(events)})
                 if self.figures == "detailed":
-                    chunk["speculation"] = _spoken(events, rounds)
+                    (each,) = (each for each in of_choices if each.choice == index)
+                    chunk["speculation"] = {
+                        "tokens": [{"text": e.text or "", "origin": e.origin} for e in events],
+                        "drafted": each.drafted,
+                        "accepted": each.accepted,
+                        "depth": each.depth,
+                        "source": each.source,
+                        "round_ms": 1e3 * each.seconds,
+                    }
                 found.append(chunk)
             if reason:
                 last = self._delta(index, {} if self.chats else "", reason)
@@ -137,17 +131,16 @@ class Reply:
     def figures_logged(self, outcome: str | None = None) -> dict[str, Any]:
         """Return what a log says of a request that has ended: figures, and nothing of its texts.
 
-        Args:
-            outcome: "cancelled" or "error" where it did not end by itself.
+        `outcome` is "cancelled" or an error's code, where it did not end by itself.
         """
         reasons = sorted({str(e.finish_reason) for e in self.events if e.finish_reason})
-        found: dict[str, Any] = {"id": self.name, "outcome": outcome or ",".join(reasons)}
         usage = self.usage()
         drafted, accepted = (
             sum(getattr(each, name) for each in self.rounds) for name in ("drafted", "accepted")
         )
         return {
-            **found,
+            "id": self.head["id"],
+            "outcome": outcome or ",".join(reasons),
             "prompt_tokens": usage["prompt_tokens"],
             "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
             "completion_tokens": usage["completion_tokens"],
@@ -163,29 +156,23 @@ class Reply:
         prompt = sum(state.prompt_length for state in first)
         emitted = len(self.events)
         asked = self.body.prediction is not None
+        predicted = [each for each in self.rounds if asked and each.source == "prediction"]
+        accepted = sum(each.accepted for each in predicted)
+        rejected = sum(each.drafted for each in predicted) - accepted
         return {
             "prompt_tokens": prompt,
             "completion_tokens": emitted,
             "total_tokens": prompt + emitted,
             "prompt_tokens_details": {"cached_tokens": min(prompt, self.job.cached)},
             "completion_tokens_details": {
-                "accepted_prediction_tokens": self._accepted if asked else 0,
-                "rejected_prediction_tokens": self._predicted - self._accepted if asked else 0,
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": rejected,
             },
-        }
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.name,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
         }
 
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chats else "text_completion"
-        chunk = {**self._head(kind), "choices": list(choices)}
+        chunk = {**self.head, "object": kind, "choices": list(choices)}
         if self.body.stream_options.continuous_usage_stats:
             chunk["usage"] = self.usage()
         elif self.body.stream_options.include_usage:
@@ -197,7 +184,7 @@ class Reply:
         return {"index": index, name: content, "logprobs": None, "finish_reason": reason}
 
     def _index(self, event: StreamEvent) -> int:
-        return event.request * self.n + event.choice
+        return event.request * (self.body.n or 1) + event.choice
 
     def _choice(self, index: int, events: Sequence[StreamEvent]) -> dict[str, Any]:
         text = "".join(event.text or "" for event in events)
@@ -246,6 +233,7 @@ class Reply:
 
     def _likeliest(self, event: StreamEvent) -> tuple[str, dict[str, Any]]:
         """Return a token's name, and the likeliest tokens by theirs, the token among them."""
+        assert self.texts is not None
         values: dict[int, float | None] = dict(event.top_logprobs or ())
         order = [event.token_id, *(each for each in values if each != event.token_id)]
         names = self.texts.keys(order, first=event.position == 0)
@@ -256,6 +244,7 @@ class Reply:
 
     def _entry(self, event: StreamEvent, token_id: int, logprob: float | None) -> dict[str, Any]:
         first = event.position == 0
+        assert self.texts is not None
         ends = token_id in self.job.states[self._index(event)].stop_ids
         data = b"" if ends else self.texts.data(token_id, first=first)
         return {
@@ -288,17 +277,20 @@ class Reply:
 
     def _speculation(self, index: int) -> dict[str, Any]:
         own = [each for each in self.rounds if each.choice == index]
-        metrics, deepest = self.job.metrics(index), self.deepest
-        kept = Counter(min(each.accepted, deepest) for each in own)
+        drafted, accepted = sum(each.drafted for each in own), sum(each.accepted for each in own)
+        kept = Counter(min(each.accepted, self.deepest) for each in own)
         found = {
-            "mean_acceptance_length": metrics.emitted / max(1, metrics.rounds),
-            "draft_acceptance_rate": metrics.acceptance_rate or 0.0,
-            "acceptance_histogram": [kept[length] for length in range(deepest + 1)],
-            "num_spec_steps": metrics.rounds,
-            "num_accepted_draft_tokens": metrics.accepted,
-            "num_draft_tokens": metrics.drafted,
-            "num_spec_tokens": deepest,
-            "per_position": list(metrics.per_position),
+            "mean_acceptance_length": sum(each.emitted for each in own) / max(1, len(own)),
+            "draft_acceptance_rate": accepted / max(1, drafted),
+            "acceptance_histogram": [kept[length] for length in range(self.deepest + 1)],
+            "num_spec_steps": len(own),
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+            "num_spec_tokens": self.deepest,
+            "per_position": [
+                sum(each.accepted > place for each in own) / sum(each.depth > place for each in own)
+                for place in range(max((each.depth for each in own), default=0))
+            ],
         }
         if self.figures == "detailed":
             found["per_step_accepted"] = [each.accepted for each in own]
@@ -309,16 +301,3 @@ class Reply:
 def _finite(logprob: float | None) -> float | None:
     """Return a log-probability as JSON can write it, that of an impossible token as OpenAI does."""
     return None if logprob is None else max(logprob, _IMPOSSIBLE)
-
-
-def _spoken(events: Iterable[StreamEvent], rounds: Sequence[RowRound]) -> dict[str, Any]:
-    """Return what a page shows of one round: where each token came from."""
-    each = rounds[0]
-    return {
-        "tokens": [{"text": event.text or "", "origin": event.origin} for event in events],
-        "drafted": each.drafted,
-        "accepted": each.accepted,
-        "depth": each.depth,
-        "source": each.source,
-        "round_ms": 1e3 * each.seconds,
-    }

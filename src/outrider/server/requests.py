@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any
 
 from .. import __version__
@@ -44,7 +45,6 @@ class Requests:
 
     Attributes:
         model: the name of the model.
-        fingerprint: of the server, its version and its settings of speculation.
     """
 
     def __init__(
@@ -52,10 +52,14 @@ class Requests:
     ) -> None:
         self.service = service
         self.model = names[0]
-        self.fingerprint = _fingerprint(service.decoder)
+        self._fingerprint = _fingerprint(service.decoder)
         self._names = names
         self._figures = figures
-        self._texts = TokenTexts(service.decoder.tokenizer)
+
+    @cached_property
+    def _texts(self) -> TokenTexts:
+        """What tokens read as; to look at a large vocabulary takes a second."""
+        return TokenTexts(self.service.decoder.tokenizer)
 
     def prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
         """Read and check a body: tokenizing and building grammars takes time.
@@ -84,8 +88,6 @@ class Requests:
             name, value = ("n", n) if count == 1 else ("prompt", f"a list of {count}")
             expected = f"1 to {_MOST_CHOICES} choices in all"
             raise InvalidConfigError(name, value, expected, given=f"{name} is {value}")
-        if body.top is not None:
-            self._texts.prepare()
         form = asked_form(body)
         names = [f"prompt[{index}]" for index in range(count)]
         if count == 1:
@@ -94,13 +96,14 @@ class Requests:
         reply = Reply(
             body=body,
             form=form,
-            name=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            model=self.model,
-            created=int(time.time()),
-            fingerprint=self.fingerprint,
-            texts=self._texts,
+            head={
+                "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+                "created": int(time.time()),
+                "model": self.model,
+                "system_fingerprint": self._fingerprint,
+            },
+            texts=None if body.top is None else self._texts,
             figures=body.speculation_metrics or self._figures,
-            n=n,
             deepest=self.service.decoder.config.deepest,
         )
         return reply, groups

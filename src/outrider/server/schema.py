@@ -22,7 +22,6 @@ from .fields import IGNORED, asks_for_nothing
 Speculation = Literal["none", "summary", "detailed"]
 """Which figures about speculation a response carries."""
 
-Number = StrictFloat
 _MOST_STOPS = 16
 _ENDS = ("add_generation_prompt", "continue_final_message")
 
@@ -153,14 +152,14 @@ class Structured(Record):
 class Common(Record):
     """The fields that both kinds of requests have."""
 
-    ignored = frozenset(IGNORED)
+    ignored = IGNORED
 
     model: StrictStr | None = None
     max_tokens: StrictInt | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
+    temperature: StrictFloat | None = None
+    top_p: StrictFloat | None = None
     top_k: StrictInt | None = None
-    min_p: Number | None = None
+    min_p: StrictFloat | None = None
     n: StrictInt | None = None
     seed: StrictInt | None = None
     stop: StrictStr | Annotated[list[StrictStr], Field(max_length=_MOST_STOPS)] | None = None
@@ -168,10 +167,10 @@ class Common(Record):
     include_stop_str_in_output: StrictBool | None = None
     ignore_eos: StrictBool | None = None
     min_tokens: StrictInt | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    logit_bias: dict[int, Number] | None = None
+    presence_penalty: StrictFloat | None = None
+    frequency_penalty: StrictFloat | None = None
+    repetition_penalty: StrictFloat | None = None
+    logit_bias: dict[int, StrictFloat] | None = None
     bad_words: list[StrictStr | list[StrictInt]] | None = None
     allowed_token_ids: list[StrictInt] | None = None
     stream: StrictBool = False

@@ -16,12 +16,11 @@ from time import monotonic
 
 from ..engine.batch import StepResult
 from ..engine.decoder import SpeculativeDecoder
-from ..engine.metrics import SpeculationMetrics, Tally
 from ..engine.scheduler import Scheduler
 from ..engine.streaming import Streams
-from ..errors import OutriderError
+from ..errors import ModelError, OutriderError
 from ..types.records import SequenceState
-from .failures import ClosingError, DeadlineError, EngineError, QueueFullError
+from .failures import ClosingError, DeadlineError, QueueFullError
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,6 +32,7 @@ class RowRound:
     """What one round did for one choice.
 
     Attributes:
+        row: of the round's batch.
         choice: its index in the request.
         drafted, accepted, emitted: tokens.
         depth: how many of the drafted ones lie in a row.
@@ -40,6 +40,7 @@ class RowRound:
         seconds: of the round, which others may have shared.
     """
 
+    row: int
     choice: int
     drafted: int
     accepted: int
@@ -56,14 +57,12 @@ class Update:
     Attributes:
         step: the round; None if the request was ended without one. Whoever receives it makes its
             texts, so that the engine does not wait for a tokenizer.
-        rows: of the round, those of its choices.
         rounds: of each choice that took part.
         done: whether nothing follows.
         error: why it was ended before it had ended by itself.
     """
 
     step: StepResult | None = None
-    rows: tuple[int, ...] = ()
     rounds: tuple[RowRound, ...] = ()
     done: bool = False
     error: OutriderError | None = None
@@ -77,7 +76,6 @@ class Job:
         receive: called with each update, on the service's thread; it must not block.
         streams: make events of rounds, for whoever receives them.
         deadline: when it is ended, in seconds of the monotonic clock.
-        lossy: whether its figures are labelled so.
 
     Attributes:
         submitted, started, first, ended: likewise, 0 before.
@@ -90,8 +88,6 @@ class Job:
         receive: Callable[[Update], None],
         streams: Streams,
         deadline: float,
-        *,
-        lossy: bool,
     ) -> None:
         self.states = [state for group in groups for state in group]
         self.indices = {state.prefix.sequence_id: index for index, state in enumerate(self.states)}
@@ -102,11 +98,6 @@ class Job:
         self.submitted = monotonic()
         self.started = self.first = self.ended = 0.0
         self.cached = 0
-        self._tallies = [Tally(lossy=lossy) for _ in self.states]
-
-    def metrics(self, choice: int) -> SpeculationMetrics:
-        """Return the figures of one choice."""
-        return self._tallies[choice].metrics()
 
     def times(self) -> dict[str, float]:
         """Return the seconds of its parts; nothing before it has ended, or if it had no round."""
@@ -121,23 +112,16 @@ class Job:
         }
 
     def advance(self, step: StepResult, rows: Sequence[int], now: float) -> Update:
-        """Note a round, and return what it did for this request.
-
-        Args:
-            step: the round.
-            rows: of this request.
-            now: when it ended.
-        """
+        """Note a round that ended now, and return what it did for the rows of this request."""
         record, rounds = step.record, []
         self.first = self.first or now
         for row in rows:
             state = step.batch.states[row]
-            index = self.indices[state.prefix.sequence_id]
-            self._tallies[index].add(record, row)
             self.cached += record.cached[row] if state.choice == 0 else 0
             rounds.append(
                 RowRound(
-                    index,
+                    row,
+                    self.indices[state.prefix.sequence_id],
                     record.drafted[row],
                     record.accepted[row],
                     record.emitted[row],
@@ -148,7 +132,7 @@ class Job:
             )
             if state.finish_reason is not None:
                 self.left.discard(state.prefix.sequence_id)
-        return Update(step, tuple(rows), tuple(rounds), done=not self.left)
+        return Update(step, tuple(rounds), done=not self.left)
 
 
 class Service:
@@ -218,9 +202,7 @@ class Service:
         if self.closing:
             raise ClosingError(_ENDS)
         streams = Streams(groups, self.decoder.tokenizer)
-        lossy = self.decoder.verifier.lossy and self.decoder.drafter is not None
-        deadline = monotonic() + self._timeout_s
-        job = Job(groups, receive, streams, deadline, lossy=lossy)
+        job = Job(groups, receive, streams, monotonic() + self._timeout_s)
         room = self._max_waiting + (self.decoder.max_sequences or 0)
         if self._open and len(self._open) + len(job.left) > room:
             raise QueueFullError(
@@ -241,7 +223,8 @@ class Service:
     def close(self, grace_s: float = 0.0) -> None:
         """Take no more requests, and end once those that run have ended, or this has passed."""
         self.closing = True
-        self._commands.put(partial(self._end_by, monotonic() + grace_s))
+        self._ends_at = min(self._ends_at, monotonic() + grace_s)
+        self._commands.put(lambda: None)  # for a thread that waits for one
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait until the thread has ended."""
@@ -289,7 +272,7 @@ class Service:
             self._fail(error)
         except Exception as error:
             _LOG.exception("a round failed")
-            self._fail(EngineError(f"{type(error).__name__} in a round; see the server's log"))
+            self._fail(ModelError(f"{type(error).__name__} in a round; see the server's log"))
         else:
             if step is not None:
                 self._deliver(step, monotonic())
@@ -335,9 +318,6 @@ class Service:
         for sequence_id in job.indices:
             self._jobs.pop(sequence_id, None)
         self._open.difference_update(job.indices)
-
-    def _end_by(self, when: float) -> None:
-        self._ends_at = min(self._ends_at, when)
 
     def _open_jobs(self) -> list[Job]:
         return list({id(job): job for job in self._jobs.values()}.values())

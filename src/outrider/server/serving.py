@@ -6,21 +6,16 @@ import json
 import logging
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
 from types import FrameType
-from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
-from ..engine.decoder import SpeculativeDecoder
 from ..errors import ModelError
-from .access import AuthLimits
-from .app import make_app
-from .metrics import Metrics
 from .requests import Requests
-from .schema import Speculation
 from .service import Service
 
 _LOG = logging.getLogger("outrider.server")
@@ -29,38 +24,20 @@ _FLUSHED_S = 2
 """Seconds that connections have to take what was written, after their requests have ended."""
 
 
-def run(
-    decoder: SpeculativeDecoder,
-    *,
-    host: str,
-    port: int,
-    access: AuthLimits,
-    names: Sequence[str],
-    grace_s: float,
-    figures: Speculation,
-    vllm_names: bool,
-    **limits: Any,
-) -> None:
+def run(app: FastAPI, requests: Requests, host: str, port: int, grace_s: float) -> None:
     """Serve until SIGTERM or SIGINT; running requests then have time to end.
 
     Args:
-        decoder: decodes.
+        app: the application.
+        requests: what it reads bodies with.
         host, port: where it listens; port 0 takes a free one.
-        access: who may ask, and how much.
-        names: what the model is called; the first is its name.
         grace_s: how long running requests have to end after SIGTERM.
-        figures: about speculation, where a request does not say.
-        vllm_names: whether figures are also shown under vLLM's names.
-        limits: of `Service`.
 
     Raises:
         ModelError: the address cannot be listened on.
     """
-    listener = _listener(host, port)
+    listener, service = _listener(host, port), requests.service
     with _logs():
-        service = Service(decoder, **limits)
-        metrics = Metrics(service, names[0], vllm_names=vllm_names)
-        app = make_app(Requests(service, names, figures), metrics, access)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -70,7 +47,7 @@ def run(
             lifespan="on",
         )
         host, port = listener.getsockname()[:2]
-        _LOG.info("serving %s at http://%s:%d (page, /v1, /metrics)", names[0], host, port)
+        _LOG.info("serving %s at http://%s:%d (page, /v1, /metrics)", requests.model, host, port)
         _Server(config, service, grace_s).run([listener])
         service.close()
         service.join(grace_s)
@@ -102,18 +79,14 @@ class _Server(uvicorn.Server):
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(kind, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    six = ":" in host
+    family = socket.AF_INET6 if six else socket.AF_INET
     try:
-        listener.bind((host, port))
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=six)
     except OSError as error:
-        listener.close()
         raise ModelError(
             f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
         ) from error
-    listener.listen(2048)
-    return listener
 
 
 class _JsonLines(logging.Formatter):

@@ -91,8 +91,7 @@ class Decoding:
     def end(self, outcome: str | None = None) -> None:
         """Decode it no further, count it, and log its figures; once.
 
-        Args:
-            outcome: "cancelled" or an error's code, where it did not end by itself.
+        `outcome` is "cancelled" or an error's code, where it did not end by itself.
         """
         self._state.requests.service.cancel(self._job)
         if not self._counted:
@@ -107,11 +106,7 @@ class Decoding:
 
 
 class EventStream(StreamingResponse):
-    """The events of a request; its headers are sent at once. Where the client leaves, it ends.
-
-    Args:
-        decoding: the request.
-    """
+    """The events of a request; its headers are sent at once. Where the client leaves, it ends."""
 
     media_type = "text/event-stream"
 

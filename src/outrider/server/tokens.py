@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from contextlib import suppress
 from typing import Any
 
 from ..drafters.vocabulary.spelling import byte_reader
@@ -12,18 +12,14 @@ from ..types.protocols import special_tokens
 
 
 class TokenTexts:
-    """Knows what the tokens of a tokenizer spell.
-
-    Args:
-        tokenizer: of the model.
-    """
+    """Knows what the tokens of a model's tokenizer spell."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-
-    def prepare(self) -> None:
-        """Look at the vocabulary, which takes a second if it is large."""
-        _ = self._specials, self._read
+        self._specials = special_tokens(tokenizer)
+        self._read: Any = None
+        with suppress(InvalidConfigError, VocabMismatchError):
+            self._read = byte_reader(tokenizer)
 
     def data(self, token_id: int, *, first: bool) -> bytes | None:
         """Return the bytes that a token brings to the text; None where they are not known.
@@ -66,14 +62,3 @@ class TokenTexts:
             if found.setdefault(name, token_id) != token_id:
                 found[f"token_id:{token_id}"] = token_id
         return {token_id: name for name, token_id in found.items()}
-
-    @cached_property
-    def _specials(self) -> dict[int, str]:
-        return special_tokens(self._tokenizer)
-
-    @cached_property
-    def _read(self) -> Any:
-        try:
-            return byte_reader(self._tokenizer)
-        except (InvalidConfigError, VocabMismatchError):
-            return None

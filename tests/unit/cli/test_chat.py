@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from outrider import SamplingParams
-from outrider.cli.chat import Conversation
+from outrider.cli.chat import converse
 from tests.support.command import Capture, error_of
 from tests.support.server import toy_decoder
 
@@ -17,7 +17,7 @@ PARAMS = SamplingParams(max_tokens=12, temperature=0)
 
 def talked(said: list[str], monkeypatch: pytest.MonkeyPatch, params: SamplingParams) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in said)))
-    Conversation(toy_decoder(), params, "abc", colors=False).run()
+    converse(toy_decoder(), params, "abc", colors=False)
 
 
 def test_an_answer_follows_the_whole_conversation(

@@ -48,7 +48,7 @@ def fault_only_on(self: Any, output: Output, drafted: tuple[int, ...] = ()) -> A
     path = [*(output.since(None) or []), *drafted]
     # As many tokens as it was given, whichever they were.
     rest, self.count = path[getattr(self, "count", 0) :], max(getattr(self, "count", 0), len(path))
-    matcher, _ = self._emitted = self._emitted or (self._start.deep_copy(), output)
+    matcher, _ = self._emitted = self._emitted or (self.start.deep_copy(), output)
     return matcher if matcher.try_consume_tokens(rest) == len(rest) else None
 
 

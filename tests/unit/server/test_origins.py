@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from outrider.cli import main
 from outrider.errors import InvalidConfigError
 from outrider.server.access import AuthLimits
-from tests.support.server import toy_server
+from tests.support.server import toy_decoder, toy_server
 
 PAGE = "https://chat.example"
 OTHER = "http://localhost:3000"
@@ -106,11 +106,13 @@ def test_what_is_no_origin_is_refused(origin: str) -> None:
 
 def test_the_flag_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
-    monkeypatch.setattr("outrider.cli.models.load_decoder", lambda *_: None)
-    monkeypatch.setattr("outrider.server.serving.run", lambda _, **given: served.append(given))
+    monkeypatch.setattr("outrider.cli.models.load_decoder", lambda *_: toy_decoder())
+    monkeypatch.setattr("outrider.server.serving.run", lambda app, *_: served.append(app))
     assert main(["serve", "model", "--allow-origin", PAGE, "--allow-origin", OTHER]) == 0
     assert main(["serve", "model"]) == 0
-    assert [each["access"].origins for each in served] == [(PAGE, OTHER), ()]
+    assert [each.state.server.access.origins for each in served] == [(PAGE, OTHER), ()]
+    for each in served:
+        each.state.server.requests.service.close()
 
 
 def test_the_flag_is_checked_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,0 @@
-"""What the server answers: one router a file, mounted by `outrider.server.app`."""
