@@ -44,7 +44,7 @@ def run_batch(
     actors: Annotated[PositiveInt | None, Parameter(group=SCALE)] = None,
     drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
     speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
-    shown: Annotated[Shown, group, titled("Output")] = Shown(),  # noqa: ARG001 - read by `main`
+    shown: Annotated[Shown, titled("Output")] = Shown(),  # noqa: ARG001 - read by `main`
 ) -> int:
     """Answer a file of requests in OpenAI's batch format.
 
