@@ -140,19 +140,21 @@ def cut_after_drawing(ctx: Any) -> None:
     ctx.pick = mapped
 
 
-def with_a_token_more(model: TabularModel) -> TabularModel:
-    """A draft of another vocabulary: all tokens but the last, and one that the target lacks.
+def with_a_token_more(kind: Callable[..., Any]) -> Callable[[TabularModel], Any]:
+    """Draft in another vocabulary: all tokens but the last, and one that the target lacks.
 
     That one is half as likely as the first, and stands in a column of its own.
     """
 
-    def among_all(prefix: tuple[int, ...]) -> NDArray[np.float64]:
-        known = model.probabilities(prefix)
-        weights = np.array([*known[:-1], 0.0, known[0] / 2])
-        probabilities: NDArray[np.float64] = weights / weights.sum()
-        return probabilities
+    def make(model: TabularModel) -> Any:
+        def among_all(prefix: tuple[int, ...]) -> list[float]:
+            known = model.probabilities(prefix)
+            weights = np.array([*known[:-1], 0.0, known[0] / 2])
+            return list(weights / weights.sum())
 
-    return TabularModel(among_all, model.vocab_size + 1)
+        return kind(TabularModel(among_all, model.vocab_size + 1), model.vocab_size)
+
+    return make
 
 
 @afterwards
