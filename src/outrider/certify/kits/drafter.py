@@ -19,13 +19,14 @@ import torch
 
 from ...config.params import SamplingParams
 from ...drafters.base import Drafter
+from ...engine.validation import check_proposal
 from ...policies.confidence import ConfidenceRule
 from ...random import Enumerator
 from ...types.finding import Finding
 from ...types.plan import DraftPlan, DraftTree
 from ...types.records import MODEL, DraftProposal, Prefix
 from .drafter_round import Outcome, TrialContext, outcomes, release
-from .runner import Broken, require, run
+from .runner import require, run
 
 TOLERANCE = 1e-12
 """How far two probabilities of the same outcome may differ."""
@@ -68,8 +69,13 @@ class _Kit:
 
     def form(self) -> None:
         """Proposals have the contract's shapes, dtypes and ranges."""
-        for plan, proposal in self._proposals():
-            _require_form(proposal, plan, self._vocab_size)
+        prefixes = [Prefix(row, PROMPT) for row in range(3)]
+        for _, proposal in self._proposals():
+            # Whether it is as deep as planned is another property.
+            deep = DraftPlan(np.full(3, proposal.width))
+            check_proposal(proposal, prefixes, deep, self._vocab_size, torch.device("cpu"))
+            told, shape = proposal.confidence, proposal.tokens.shape
+            require(told is None or told.shape == shape, f"confidence is not of shape {shape}")
 
     def lengths(self) -> None:
         """No row is drafted further than planned."""
@@ -209,37 +215,6 @@ def _drafts(proposal: DraftProposal) -> list[tuple[list[int], list[int]]]:
     """Each row's tokens, and the nodes that they follow."""
     rows = zip(proposal.tokens.tolist(), proposal.structure, proposal.lengths, strict=True)
     return [(tokens[:length], parents[:length].tolist()) for tokens, parents, length in rows]
-
-
-def _require_form(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) -> None:
-    batch, width = len(plan.depth), proposal.tokens.shape[-1]
-
-    def holds(what: object, detail: str) -> None:
-        require(what, f"{detail}, planned {_described(plan)}")
-
-    form = proposal.tokens.dtype, list(proposal.tokens.shape)
-    holds(form == (torch.int64, [batch, width]), f"tokens are {form[0]} {form[1]}")
-    lengths = proposal.lengths
-    inside = lengths.shape == (batch,) and lengths.min() >= 0 and lengths.max() <= width
-    holds(inside, f"lengths are {lengths.tolist()} for {width} columns")
-    holds(len(proposal.row_sources) == batch, f"sources are {proposal.sources}")
-    if not width:
-        return
-    made = proposal.distributions
-    if made is None or (made.probs is None) == (made.point_masses is None):
-        raise Broken("distributions have not exactly one of probs and point_masses")
-    for name in ("parents", "distribution_rows", "confidence"):
-        values = getattr(proposal, name)
-        fits = values is None or values.shape == (batch, width)
-        holds(fits, f"{name} have the shape {np.shape(values)}")
-    parents = proposal.structure
-    inside = (parents >= 0).all() and (parents <= np.arange(width)).all()
-    holds(inside, f"parents are {parents.tolist()}")
-    wide = [] if made.probs is None else list(made.probs.shape)
-    holds(wide[2:] in ([], [vocab_size]), f"distributions have the shape {wide}")
-    for tokens, _ in _drafts(proposal):
-        known = all(0 <= token < vocab_size for token in tokens)
-        holds(known, f"tokens are {tokens} of a vocabulary of {vocab_size}")
 
 
 def _entries(held: object) -> int:
