@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 from ..config.params import LOSSY, SamplingParams, SpeculativeConfig, Verification
@@ -31,28 +32,41 @@ from .enumeration import exact_distribution
 from .kits.policy import play
 from .layered import layered
 from .reference import Source, distance, target_distribution
+from .toys import of_another_vocabulary
 
-DRAFTERS: dict[str, dict[str, Any]] = {
-    "model": {},
-    "model, greedy": {"draft_sample_method": "greedy"},
-    "prompt lookup": {},
-    "suffix lookup": {},
-    "prediction": {},
-    "hybrid": {},
-    "tree, greedy": {"tree_children": "greedy"},
-    "tree, drawn": {"tree_children": "without_replacement"},
-    "tree, replaced": {"tree_children": "with_replacement"},
-    "tree, points": {"draft_sample_method": "greedy"},
-    "tree, grown": {},
-    "tree, hybrid": {},
-    "vocabulary, tokens": {},
-    "vocabulary, text": {},
-    "tree, vocabulary": {},
-    "early exit": {},
-    "tree, early exit": {},
-    "none": {},
+_ANOTHER = ("ba", "b", "", "a")
+"""What the tokens of a draft of another vocabulary read as. It has some that the target lacks."""
+
+
+def _suffixes() -> SuffixDrafter:
+    return SuffixDrafter(max_spec_offset=3.0, min_token_prob=0.01, max_pool_tokens=0)
+
+
+def _hybrid(draft: TabularModel) -> HybridDrafter:
+    return HybridDrafter(draft, _suffixes(), min_expected=0.5)
+
+
+DRAFTERS: dict[str, tuple[Callable[[Any], Drafter | None], dict[str, Any]]] = {
+    "model": (ModelDrafter, {}),
+    "model, greedy": (ModelDrafter, {"draft_sample_method": "greedy"}),
+    "prompt lookup": (lambda _: NgramDrafter(3), {}),
+    "suffix lookup": (lambda _: _suffixes(), {}),
+    "prediction": (lambda _: PredictionDrafter(min_match=1), {}),
+    "hybrid": (_hybrid, {}),
+    "tree, greedy": (ModelDrafter, {"tree_children": "greedy"}),
+    "tree, drawn": (ModelDrafter, {"tree_children": "without_replacement"}),
+    "tree, replaced": (ModelDrafter, {"tree_children": "with_replacement"}),
+    "tree, points": (ModelDrafter, {"draft_sample_method": "greedy"}),
+    "tree, grown": (ModelDrafter, {}),
+    "tree, hybrid": (_hybrid, {}),
+    "vocabulary, tokens": (partial(of_another_vocabulary, texts=("aa", "", "a")), {}),
+    "vocabulary, text": (partial(of_another_vocabulary, texts=_ANOTHER, by_text=True), {}),
+    "tree, vocabulary": (partial(of_another_vocabulary, texts=_ANOTHER), {}),
+    "early exit": (lambda target: EarlyExitDrafter(target, 1), {}),
+    "tree, early exit": (lambda target: EarlyExitDrafter(target, 1), {}),
+    "none": (lambda _: None, {}),
 }
-"""What drafts, and the settings of it.
+"""What makes a drafter of a draft model, or of a target to be left early, and the settings of it.
 
 A hybrid looks tokens up for some rows or branches, and asks the model for the others. A draft of
 another vocabulary goes by the tokens that both have, or by text. An early exit is the first of the
@@ -64,10 +78,10 @@ grown tree shares a budget of nodes out where the draft is surest.
 _SHAPES: dict[int, tuple[int, ...]] = {1: (3,), 2: (2, 1), 3: (1, 2, 1)}
 _BUDGETS = {1: 2, 2: 3, 3: 4}
 
-METHODS: dict[str, Verification] = {
-    name: name for name in get_args(Verification) if name not in LOSSY
-}
-"""The lossless methods, by name."""
+METHODS: tuple[Verification, ...] = tuple(
+    name for name in get_args(Verification) if name not in LOSSY
+)
+"""The lossless methods."""
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -134,7 +148,7 @@ confidence a token costs so much that some paths end early and others do not.
 """
 
 FACTORS: dict[str, tuple[str, ...]] = {
-    "method": tuple(METHODS),
+    "method": METHODS,
     "drafter": tuple(DRAFTERS),
     "sampling": tuple(SAMPLING),
     "logits processing": tuple(LOGITS_PROCESSING),
@@ -166,20 +180,9 @@ LEFT_OUT: dict[str, str] = {
 
 _BATCH_SIZES = {"alone": 1, "ragged": 64, "with others": 16}
 _AGREEMENTS = {"unlike": 0.0, "similar": 0.6, "close": 0.95}
-_LOOKUPS = ("prompt lookup", "suffix lookup", "prediction")
-_VOCABULARIES = {
-    "vocabulary, tokens": ("aa", "", "a"),
-    "vocabulary, text": ("ba", "b", "", "a"),
-    "tree, vocabulary": ("ba", "b", "", "a"),
-}
-"""What the tokens of a draft of another vocabulary read as. It has some that the target lacks."""
-_EARLY_EXITS = ("early exit", "tree, early exit")
-NOT_MODELS = ("none", *_LOOKUPS, "hybrid", "tree, hybrid", *_VOCABULARIES, *_EARLY_EXITS)
-"""What drafts otherwise than with a draft model of the target's vocabulary alone."""
 _PREDICTION = (0, 2, 1, 0, 0, 1)
 _PROMPT = (0, 1, 1, 0, 1, 1, 0)
 """It repeats itself, for the lookup, and lacks a token, which penalties see in drafts alone."""
-
 
 _KNOWN_ROUNDS = (*[(0, 0)] * 3, (1, 1), (1, 0), (2, 1), (2, 2), (3, 1), (3, 0), *[(0, 0)] * 2)
 """What each made-up round drafted in a row, and what it kept: of one sequence, then of four.
@@ -229,15 +232,12 @@ class Case:
             return Measured(self, math.inf, 0, described(error))
 
     def _measure(self) -> Measured:
-        params = self._params()
+        params, batch = self._params(), self.values["batch"]
         target, source, drafter = self._models()
         decoder = self._decoder(target, drafter)
+        mates = _mates(decoder) if batch == "with others" else ()
         found = exact_distribution(
-            decoder,
-            _PROMPT,
-            params,
-            batch_size=_BATCH_SIZES[self.values["batch"]],
-            mates=_mates(decoder) if self.values["batch"] == "with others" else (),
+            decoder, _PROMPT, params, batch_size=_BATCH_SIZES[batch], mates=mates
         )
         expected = target_distribution(source, _PROMPT, params, toys.TEXTS[: self._vocab_size])
         return Measured(self, distance(found, expected), len(found))
@@ -252,37 +252,30 @@ class Case:
         return 4 if self._depth == 1 and not tree else 3
 
     def _params(self) -> SamplingParams:
-        replay = self.values["replay"] == "yes"
+        values = self.values
         # One token more than the depth, or a round could not reach it.
         asked: dict[str, Any] = {
             "max_tokens": max(3, self._depth + 1),
-            "depths": (self._depth, 0, 1) if replay else None,
-            "seed": 1 if self.values["policy"] == "adaptive" else None,
+            "depths": (self._depth, 0, 1) if values["replay"] == "yes" else None,
+            "seed": 1 if values["policy"] == "adaptive" else None,
+            "prediction": _PREDICTION if values["drafter"] == "prediction" else None,
         }
-        if self.values["drafter"] == "prediction":
-            asked["prediction"] = _PREDICTION
-        for factor, levels in (
-            ("stop", STOP),
-            ("sampling", SAMPLING),
-            ("logits processing", LOGITS_PROCESSING),
-        ):
-            asked |= levels[self.values[factor]]
-        return SamplingParams(**asked)
+        asked |= STOP[values["stop"]] | SAMPLING[values["sampling"]]
+        return SamplingParams(**asked | LOGITS_PROCESSING[values["logits processing"]])
 
     def _models(self) -> tuple[Runtime, Source, Any]:
         """The target, its distribution, and a drafter, or None."""
         kind, agreement = self.values["drafter"], _AGREEMENTS[self.values["draft"]]
-        if kind in _EARLY_EXITS:
+        if kind.endswith("early exit"):
             left, distribution = layered(self._vocab_size, self.number, agreement)
-            return left, distribution, EarlyExitDrafter(left, 1)
+            return left, distribution, DRAFTERS[kind][0](left)
         target, draft = mock_pair(self._vocab_size, self.number, agreement)
-        if self.part is not None and self.part.drafter is not None:
-            return target, target, self.part.drafter(draft)
-        return target, target, _drafter(kind, draft)
+        own = None if self.part is None else self.part.drafter
+        return target, target, (own or DRAFTERS[kind][0])(draft)
 
     def _decoder(self, target: Runtime, drafter: Any) -> SpeculativeDecoder:
         verifier = None if self.part is None else self.part.verifier
-        method = METHODS["block" if verifier is not None else self.values["method"]]
+        method: Any = self.values["method"] if verifier is None else "block"
         more = POLICIES[self.values["policy"]] | {"draft_params": DRAFTING[self.values["drafting"]]}
         config = configured(method, self.values["drafter"], self._depth, **more)
         decoder = SpeculativeDecoder(
@@ -321,12 +314,14 @@ class Measured:
 
 def configured(method: Verification, kind: str, k: int, **more: Any) -> SpeculativeConfig:
     """Make the configuration of a method and a kind of drafter."""
-    tree: dict[str, Any] = {}
+    settings: dict[str, Any] = {"depth": "fixed", "validate": "always"}
     if kind == "tree, grown":
-        tree["tree_budget"] = _BUDGETS[k]
+        settings["tree_budget"] = _BUDGETS[k]
     elif kind.startswith("tree"):
-        tree["tree_shape"] = _SHAPES[k]
-    settings = {"depth": "fixed", "validate": "always"} | tree | DRAFTERS.get(kind, {}) | more
+        settings["tree_shape"] = _SHAPES[k]
+    if kind in DRAFTERS:
+        settings |= DRAFTERS[kind][1]
+    settings |= more
     return SpeculativeConfig(num_speculative_tokens=k, verification=method, **settings)
 
 
@@ -345,29 +340,6 @@ def _taught(policy: Policy, deepest: int) -> Any:
             states, record = play(policy, states, [depth] * rows, [kept] * rows, confidence=0.7)
             knowledge = policy.observe(knowledge, states, record)
     return knowledge
-
-
-def _drafter(kind: str, draft: TabularModel) -> Any:
-    """A drafter of a kind, or None."""
-    if kind in _VOCABULARIES:
-        by_text = kind == "vocabulary, text"
-        return toys.of_another_vocabulary(draft, _VOCABULARIES[kind], by_text=by_text)
-    match kind:
-        case "none":
-            return None
-        case "prompt lookup":
-            return NgramDrafter(3)
-        case "prediction":
-            return PredictionDrafter(min_match=1)
-        case "suffix lookup":
-            return _suffixes()
-        case "hybrid" | "tree, hybrid":
-            return HybridDrafter(draft, _suffixes(), min_expected=0.5)
-    return ModelDrafter(draft)
-
-
-def _suffixes() -> SuffixDrafter:
-    return SuffixDrafter(max_spec_offset=3.0, min_token_prob=0.01, max_pool_tokens=0)
 
 
 def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
@@ -398,7 +370,7 @@ def allowed(row: Mapping[str, str]) -> bool:
     drafter = row.get("drafter", "")
     if drafter.startswith("tree") and row.get("policy") == "confidence":
         return False
-    undrawn = ("none", *_LOOKUPS, "vocabulary, text")
+    undrawn = ("none", "prompt lookup", "suffix lookup", "prediction", "vocabulary, text")
     if drafter in undrawn and row.get("drafting", "as asked") != "as asked":
         return False
     return drafter != "none" or all(

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ..drafters.model import ModelDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..random import philox4x32
 from ..types.finding import Finding
 from . import checks
-from .cases import DRAFTERS, METHODS, NOT_MODELS, POLICIES, Measured, Part, configured, design
+from .cases import DRAFTERS, METHODS, POLICIES, Measured, Part, configured, design
 from .ceilings import ceilings
 from .checks import Build, Report
 from .contracts import described
@@ -78,8 +79,8 @@ def _caught(name: str, run: Callable[[], Finding]) -> Finding:
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     """Everything but the distributions; what a user's own part need not fulfil is left out."""
     build = checks.shipped if part is None else _with(part)
-    kinds = [kind for kind in DRAFTERS if kind not in NOT_MODELS]
-    drafting = [configured(method, kind, 3) for method in METHODS.values() for kind in kinds]
+    kinds = [kind for kind, (make, _) in DRAFTERS.items() if make is ModelDrafter]
+    drafting = [configured(method, kind, 3) for method in METHODS for kind in kinds]
     if part is not None:
         drafting = [configured("block", "model", 3)]
     every: list[tuple[str, Callable[[], Finding]]] = [
@@ -89,7 +90,7 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     ]
     if part is not None:
         return every
-    chains = [configured(method, "model", 3) for method in METHODS.values()]
+    chains = [configured(method, "model", 3) for method in METHODS]
     coupled = [configured("coupled", kind, depth) for kind in kinds for depth in (1, 2, 3)]
     planned = [
         configured("block", kind, 3, **policy)
