@@ -16,7 +16,6 @@ from ..errors import DraftError, InvalidConfigError
 from ..policies.base import Policy
 from ..random import DRAFT, STOP, TOKEN, Philox4x32, philox4x32
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..runtimes.transformers.model import TransformersModel
 from ..types.finding import Finding
 from ..types.protocols import Chance
 from ..verification import Method, TokenVerification, Verifier
@@ -25,10 +24,8 @@ from . import checks, faults, toys
 from .cases import configured
 from .ceilings import ceilings
 from .checks import Build, Report
-from .enumeration import exact_distribution
 from .goodness import together
 from .layered import layered
-from .reference import distance, target_distribution
 from .spread import spread
 from .statistics import FALSE_ALARM_RATE, Cell, fitted_positions, sample
 
@@ -43,8 +40,8 @@ class Control:
         fault: what is wrong, in words.
         source: where it was found.
         check: the check that must reject it, of what it is given.
-        planted: what has the fault: a way to build an engine, but for the known answers and for
-            early exits, where it is the generator and a way to build a drafter.
+        planted: what has the fault: a way to build an engine, but for the known answers, where it
+            is the generator.
         sound: the same as it ships.
     """
 
@@ -93,7 +90,7 @@ def method(faulty: Method) -> Build:
     )
 
 
-def drafter(faulty: Callable[[TabularModel], Any]) -> Build:
+def drafter(faulty: Callable[[Any], Any]) -> Build:
     """Plant a drafter."""
     return lambda target, draft, *more: checks.shipped(target, faulty(draft), *more)
 
@@ -148,28 +145,28 @@ def distribution(
     """The check of the exact distribution."""
     config = configured(method, kind, k)
     params = SamplingParams(max_tokens=max(3, k + 1), **filters)
-    return lambda build: checks.distribution(build, config, params, vocab_size)
+    pairs = [mock_pair(vocab_size, seed) for seed in range(2)]
+    models = [(target, target, draft) for target, draft in pairs]
+    return lambda build: checks.distribution(build, config, params, models)
 
 
-def refused(name: str, error: type[Exception], check: Check) -> Check:
+def refused(error: type[Exception], check: Check) -> Check:
     """A check, and that the engine itself refuses nothing."""
 
     def checked(build: Build) -> Finding:
         try:
             return check(build)
         except error as raised:
-            return Finding(name, False, f"refused, {type(raised.__cause__ or raised).__name__}")
+            return Finding("engine", False, f"refused, {type(raised.__cause__ or raised).__name__}")
 
     return checked
 
 
-def early_exit_distribution(make: Callable[[TransformersModel], Any]) -> Finding:
+def early_exit_distribution(build: Build) -> Finding:
     """The check of the exact distribution where a target of three layers drafts with its own."""
     target, source = layered(3, 1, layers=3)
-    made = checks.shipped(target, make(target), configured("block", "model", 2))
-    prompt, params = (0, 1, 2), SamplingParams(max_tokens=3)
-    expected = target_distribution(source, prompt, params)
-    return checks.exactness(distance(exact_distribution(made, prompt, params), expected))
+    config, params = configured("block", "model", 2), SamplingParams(max_tokens=3)
+    return checks.distribution(build, config, params, [(target, source, target)])
 
 
 def goodness(build: Build) -> Finding:
@@ -237,10 +234,10 @@ CONTROLS = (
     *_by(distribution("block", top_k=2), drafter)(
         ("drawn under top-k, reported without", "boostr", faults.unfiltered_distribution),
     ),
-    *_by(refused("engine", DraftError, distribution("block")), drafter)(
+    *_by(refused(DraftError, distribution("block")), drafter)(
         ("draft drawn in float64, verified in bfloat16", "DeepSpec", faults.rounded_distribution),
     ),
-    *_by(refused("engine", DraftError, distribution("block")), drafter, drafter(_other_vocabulary))(
+    *_by(refused(DraftError, distribution("block")), drafter, drafter(_other_vocabulary))(
         (
             "other vocabulary: distribution not renormalised",
             _VARIANT,
@@ -254,12 +251,12 @@ CONTROLS = (
             faults.with_a_token_more(faults.cut_after_drawing),
         ),
     ),
-    Control(
-        "early exit: distribution of another layer than was drawn from",
-        _VARIANT,
-        early_exit_distribution,
-        partial(faults.distribution_of_another_layer, layers=1),
-        partial(EarlyExitDrafter, layers=1),
+    *_by(early_exit_distribution, drafter, drafter(partial(EarlyExitDrafter, layers=1)))(
+        (
+            "early exit: distribution of another layer than was drawn from",
+            _VARIANT,
+            partial(faults.distribution_of_another_layer, layers=1),
+        ),
     ),
     *_by(distribution("block", "tree, drawn", 1, 4), drafter)(
         ("tree: a drawn node ranked away", "EAGLE-2, sampled", faults.ranks_drawn_nodes_away),
@@ -292,7 +289,7 @@ CONTROLS = (
     *_by(partial(checks.perfect_draft, configs=_BLOCK), drafter)(
         ("temperature and filters applied twice", "transformers", faults.temperature_twice),
     ),
-    *_by(refused("engine", InvalidConfigError, _metrics), policy)(
+    *_by(refused(InvalidConfigError, _metrics), policy)(
         ("min(k, remaining): no room for the bonus", "tensorlogic", faults.drafts_too_deep),
     ),
     *_by(partial(checks.policies, configs=_POLICIES), policy)(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,41 +111,37 @@ def statistical_tier(
     # Only a model drafts trees.
     ways = [way for way in WAYS if way[0] != "tree" or isinstance(drafter, ModelDrafter)]
     total = samples * len(ways)
-    done = 0
     positions: list[Position] = []
     speculation: dict[str, SpeculationMetrics] = {}
     probabilities = forward_probabilities(reference_of(target))
     for index, (name, settings, sampling) in enumerate(ways):
         config = SpeculativeConfig(
-            depth="fixed",
-            num_speculative_tokens=TOKENS - 1,
-            validate="always",
-            **settings,
+            depth="fixed", num_speculative_tokens=TOKENS - 1, validate="always", **settings
         )
         params = SamplingParams(
             max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling
         )
         decoder = SpeculativeDecoder(target, drafter, config=config)
         cell = Cell(name, decoder, prompts[index % len(prompts)], params)
-
-        def count(name: str = name) -> None:
-            nonlocal done
-            done += 1
-            report(done, total, name)
-
-        outputs = sample(cell, count)
+        outputs = sample(cell, partial(_progress, report, index * samples, total, name))
         speculation[name] = decoder.metrics
         positions += fitted_positions(cell, outputs, probabilities)
     return StatisticalTier(tuple(corrected(positions)), samples, seed, speculation)
 
 
-def sample(cell: Cell, report: Callable[[], None] = lambda: None) -> list[Tokens]:
-    """The outputs of all of a cell's continuations; `report` is called after each."""
+def _progress(report: Report, before: int, total: int, name: str, ended: int) -> None:
+    report(before + ended, total, name)
+
+
+def sample(cell: Cell, report: Callable[[int], None] = lambda _: None) -> list[Tokens]:
+    """The outputs of all of a cell's continuations; `report` takes how many have ended."""
     outputs: list[list[int]] = [[] for _ in range(cell.params.n)]
+    ended = 0
     for event in cell.decoder.stream(list(cell.prompt), cell.params):
         outputs[event.choice].append(event.token_id)
         if event.finish_reason is not None:
-            report()
+            ended += 1
+            report(ended)
     return [tuple(output) for output in outputs]
 
 

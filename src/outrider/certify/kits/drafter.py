@@ -170,10 +170,7 @@ class _Kit:
     @cached_property
     def _walked(self) -> list[tuple[DraftPlan, list[Outcome]]]:
         """All outcomes of one row, for each plan."""
-        return [
-            (plan, outcomes(self._make(), PROMPT, plan, sequence_ids=self._ids))
-            for plan in self._plans(rows=1)
-        ]
+        return [(plan, outcomes(self._make(), PROMPT, plan)) for plan in self._plans(rows=1)]
 
     def _prompt(self, shift: int = 0) -> list[int]:
         return [(token + shift) % self._vocab_size for token in PROMPT]
