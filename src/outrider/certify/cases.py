@@ -19,17 +19,16 @@ from ..drafters.ngram import NgramDrafter
 from ..drafters.prediction import PredictionDrafter
 from ..drafters.suffix.drafter import SuffixDrafter
 from ..engine.decoder import SpeculativeDecoder
-from ..policies.base import Policy
 from ..runtimes.base import Runtime
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..types.records import Prefix, SequenceState
+from ..types.records import SequenceState
 from ..verification import Verifier
 from . import toys
 from .checks import TOLERANCE
 from .contracts import CheckedMethod, described
 from .covering import Coverage, coverage, covering
 from .enumeration import exact_distribution
-from .kits.policy import play
+from .kits.policy import rounds
 from .layered import layered
 from .reference import Source, distance, target_distribution
 from .toys import of_another_vocabulary
@@ -143,8 +142,8 @@ POLICIES: dict[str, dict[str, Any]] = {
 """What decides how far to draft.
 
 Adaptive cases have a seed, so that their own history and the cost ratio decide; or costs were
-measured, on rounds that are made up, and decide beside what all sequences share. In those of
-confidence a token costs so much that some paths end early and others do not.
+measured, on the policy kit's made-up rounds, and decide beside what all sequences share. In those
+of confidence a token costs so much that some paths end early and others do not.
 """
 
 FACTORS: dict[str, tuple[str, ...]] = {
@@ -183,12 +182,6 @@ _AGREEMENTS = {"unlike": 0.0, "similar": 0.6, "close": 0.95}
 _PREDICTION = (0, 2, 1, 0, 0, 1)
 _PROMPT = (0, 1, 1, 0, 1, 1, 0)
 """It repeats itself, for the lookup, and lacks a token, which penalties see in drafts alone."""
-
-_KNOWN_ROUNDS = (*[(0, 0)] * 3, (1, 1), (1, 0), (2, 1), (2, 2), (3, 1), (3, 0), *[(0, 0)] * 2)
-"""What each made-up round drafted in a row, and what it kept: of one sequence, then of four.
-
-So few are kept that it depends on a text's own rounds how far it is drafted for.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +279,7 @@ class Case:
             verifier=verifier,
         )
         if self.values["policy"] == "adaptive, measured":
-            decoder.knowledge = _taught(decoder.policy, config.deepest)
+            decoder.knowledge = rounds(decoder.policy)[-1][0]
         return decoder
 
 
@@ -323,23 +316,6 @@ def configured(method: Verification, kind: str, k: int, **more: Any) -> Speculat
         settings |= DRAFTERS[kind][1]
     settings |= more
     return SpeculativeConfig(num_speculative_tokens=k, verification=method, **settings)
-
-
-def _taught(policy: Policy, deepest: int) -> Any:
-    """The knowledge of a policy that measured the costs of made-up rounds: no clock is read."""
-    knowledge = policy.start()
-    params = SamplingParams(max_tokens=100)
-    for rows in (1, 4):
-        states = [
-            SequenceState(Prefix(-1 - row, range(16)), 16, params, frozenset(), row)
-            for row in range(rows)
-        ]
-        for asked, most in _KNOWN_ROUNDS:
-            depth = min(asked, deepest)
-            kept = min(most, depth)
-            states, record = play(policy, states, [depth] * rows, [kept] * rows, confidence=0.7)
-            knowledge = policy.observe(knowledge, states, record)
-    return knowledge
 
 
 def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
