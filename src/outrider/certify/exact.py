@@ -32,8 +32,8 @@ class ExactTier:
     @property
     def passed(self) -> bool:
         """Whether every distribution is exact, and every check passes."""
-        passed = [item.passed for item in self.measured]
-        return all(passed) and all(item.passed for item in self.findings)
+        passed = (item.passed for items in (self.measured, self.findings) for item in items)
+        return all(passed)
 
 
 def exact_tier(
@@ -48,9 +48,8 @@ def exact_tier(
     """
     part = None if part is None else part.checked()
     covered, cases = design(part)
-    jobs: list[tuple[str, Callable[[], Any]]] = [
-        (name, partial(_caught, name, run)) for name, run in _checks(part)
-    ]
+    jobs: list[tuple[str, Callable[[], Any]]]
+    jobs = [(name, partial(_caught, name, run)) for name, run in _checks(part)]
     jobs += [(", ".join(case.values.values()), case.measure) for case in cases]
     finish = spread(jobs, pool if part is None else None)
 

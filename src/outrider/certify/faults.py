@@ -322,14 +322,11 @@ def stops_only_between_rounds(decoder: Any, batch: Batch, *chance: Any) -> StepR
 def no_bonus(decoder: SpeculativeDecoder, batch: Batch, *chance: Any) -> StepResult:
     """Emit nothing after a fully accepted block."""
     step = SpeculativeDecoder.step(decoder, batch, *chance)
-    drafted, accepted, emitted = (
-        np.array(getattr(step.record, name)) for name in ("drafted", "accepted", "emitted")
-    )
-    cut = (drafted == accepted) & (accepted > 0)
-    states = []
-    for state, shorter in zip(step.batch.states, cut, strict=True):
-        prefix = Prefix(state.prefix.sequence_id, state.prefix.tokens[:-1])
-        short = replace(state, prefix=prefix, finish_reason=None)
-        states.append(short if shorter else state)
-    record = replace(step.record, emitted=tuple((emitted - cut).tolist()))
+    states, emitted = list(step.batch.states), list(step.record.emitted)
+    for row, state in enumerate(states):
+        if step.record.drafted[row] == step.record.accepted[row] > 0:
+            prefix = Prefix(state.prefix.sequence_id, state.prefix.tokens[:-1])
+            states[row] = replace(state, prefix=prefix, finish_reason=None)
+            emitted[row] -= 1
+    record = replace(step.record, emitted=tuple(emitted))
     return replace(step, batch=decoder.pack(states), record=record)

@@ -26,7 +26,6 @@ from ..engine.metrics import SpeculationMetrics
 from ..runtimes.base import Runtime
 from .checks import Report
 from .goodness import Fit, fit, holm, together
-from .kits.references import Reference
 from .reference import filtered
 from .runtime import reference_of
 
@@ -113,7 +112,12 @@ def statistical_tier(
     total = samples * len(ways)
     positions: list[Position] = []
     speculation: dict[str, SpeculationMetrics] = {}
-    probabilities = forward_probabilities(reference_of(target))
+    reference = reference_of(target)
+
+    def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
+        logits = torch.stack([reference.computed(prefix) for prefix in prefixes])
+        return logits.double().softmax(-1).cpu().numpy()
+
     for index, (name, settings, sampling) in enumerate(ways):
         config = SpeculativeConfig(
             depth="fixed", num_speculative_tokens=TOKENS - 1, validate="always", **settings
@@ -176,13 +180,3 @@ def corrected(positions: Sequence[Position]) -> list[Position]:
         )
         for item, passed in zip(positions, stands, strict=True)
     ]
-
-
-def forward_probabilities(reference: Reference) -> Probabilities:
-    """The distributions of a model that computes each prefix anew, float64 from its logits."""
-
-    def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
-        logits = torch.stack([reference.computed(prefix) for prefix in prefixes])
-        return logits.double().softmax(-1).cpu().numpy()
-
-    return probabilities

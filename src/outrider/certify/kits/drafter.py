@@ -82,7 +82,7 @@ class _Kit:
         for plan, proposal in self._proposals():
             most = plan.depth if proposal.parents is None else plan.lengths
             fits = (proposal.lengths <= most).all()
-            require(fits, f"lengths {proposal.lengths.tolist()}, planned {_described(plan)}")
+            require(fits, f"lengths {proposal.lengths.tolist()}, planned {most.tolist()}")
 
     def distributions(self) -> None:
         """Tokens come from the distributions that are reported for them."""
@@ -228,8 +228,3 @@ def _entries(held: object) -> int:
             size += len(value)
         waiting += gc.get_referents(value)
     return size
-
-
-def _described(plan: DraftPlan) -> str:
-    tree = "" if plan.tree is None else f" with levels {plan.tree.levels}"
-    return f"depths {plan.depth.tolist()}{tree}"

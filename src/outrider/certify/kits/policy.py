@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -165,10 +166,8 @@ def _has_levels(states: States, plan: DraftPlan) -> None:
 
 def _pure(policy: Policy, plans: list[Planned]) -> None:
     """Plan all rounds again, in several other orders."""
-    order = [*_some(plans)[::-1], *plans[::2]]
-    for seed in range(3):
-        order += Random(seed).sample(plans, len(plans))
-    for knowledge, states, plan in order:
+    orders = [_some(plans)[::-1], *(Random(seed).sample(plans, len(plans)) for seed in range(4))]
+    for knowledge, states, plan in chain(*orders):
         before = repr((knowledge, states))
         found, expected = (
             (each.depth.tolist(), each.model_depth.tolist(), each.tree)

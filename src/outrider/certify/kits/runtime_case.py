@@ -27,12 +27,9 @@ class Case:
     runtime: Runtime
     reference: Reference
     tolerance: float | None
-    seed: int
+    rng: np.random.Generator
     worst: float = 0.0
     names: Iterator[int] = field(default_factory=lambda: count(1))
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
 
     @property
     def room(self) -> int:
