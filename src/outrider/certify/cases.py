@@ -186,15 +186,15 @@ _PROMPT = (0, 1, 1, 0, 1, 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A verification method or a drafter of the user's own, to be certified in the engine.
+    """A verification method or a drafter of the user's own, or neither: the engine as it ships.
 
     Attributes:
         name: as the user gave it.
-        verifier: takes the place of the configured method; None if this is a drafter.
-        drafter: makes the drafter of a tabular draft model; None if this is a method.
+        verifier: takes the place of the configured method.
+        drafter: makes the drafter of a tabular draft model.
     """
 
-    name: str
+    name: str = ""
     verifier: Verifier | None = None
     drafter: Callable[[TabularModel], Drafter] | None = None
 
@@ -205,6 +205,14 @@ class Part:
         checked = replace(self.verifier, method=CheckedMethod(self.verifier.method))
         return replace(self, verifier=checked)
 
+    def build(
+        self, target: Any, draft: Any, config: Any, chance: Any = None, **more: Any
+    ) -> SpeculativeDecoder:
+        """Make a decoder with this part in its place; see `checks.Build`."""
+        drafter = draft if self.drafter is None else self.drafter(draft)
+        settings = {"config": config, "chance": chance, "verifier": self.verifier} | more
+        return SpeculativeDecoder(target, drafter, **settings)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -212,7 +220,7 @@ class Case:
 
     number: int
     values: Mapping[str, str]
-    part: Part | None = None
+    part: Part = Part()
 
     def measure(self) -> Measured:
         """Enumerate the engine, and hold its distribution against the target's.
@@ -226,8 +234,8 @@ class Case:
 
     def _measure(self) -> Measured:
         params, batch = self._params(), self.values["batch"]
-        target, source, drafter = self._models()
-        decoder = self._decoder(target, drafter)
+        target, source, draft = self._models()
+        decoder = self._decoder(target, draft)
         mates = _mates(decoder) if batch == "with others" else ()
         found = exact_distribution(
             decoder, _PROMPT, params, batch_size=_BATCH_SIZES[batch], mates=mates
@@ -257,27 +265,20 @@ class Case:
         return SamplingParams(**asked | LOGITS_PROCESSING[values["logits processing"]])
 
     def _models(self) -> tuple[Runtime, Source, Any]:
-        """The target, its distribution, and a drafter, or None."""
+        """The target, its distribution, and a drafter, or None, or a draft model for the part."""
         kind, agreement = self.values["drafter"], _AGREEMENTS[self.values["draft"]]
         if kind.endswith("early exit"):
             left, distribution = layered(self._vocab_size, self.number, agreement)
             return left, distribution, DRAFTERS[kind][0](left)
         target, draft = mock_pair(self._vocab_size, self.number, agreement)
-        own = None if self.part is None else self.part.drafter
-        return target, target, (own or DRAFTERS[kind][0])(draft)
+        return target, target, draft if self.part.drafter else DRAFTERS[kind][0](draft)
 
-    def _decoder(self, target: Runtime, drafter: Any) -> SpeculativeDecoder:
-        verifier = None if self.part is None else self.part.verifier
-        method: Any = self.values["method"] if verifier is None else "block"
+    def _decoder(self, target: Runtime, draft: Any) -> SpeculativeDecoder:
+        method: Any = "block" if self.part.verifier else self.values["method"]
         more = POLICIES[self.values["policy"]] | {"draft_params": DRAFTING[self.values["drafting"]]}
         config = configured(method, self.values["drafter"], self._depth, **more)
-        decoder = SpeculativeDecoder(
-            target,
-            drafter,
-            tokenizer=toys.tokenizer(toys.TEXTS[: self._vocab_size]),
-            config=config,
-            verifier=verifier,
-        )
+        tokenizer = toys.tokenizer(toys.TEXTS[: self._vocab_size])
+        decoder = self.part.build(target, draft, config, tokenizer=tokenizer)
         if self.values["policy"] == "adaptive, measured":
             decoder.knowledge = rounds(decoder.policy)[-1][0]
         return decoder
@@ -318,16 +319,16 @@ def configured(method: Verification, kind: str, k: int, **more: Any) -> Speculat
     return SpeculativeConfig(num_speculative_tokens=k, verification=method, **settings)
 
 
-def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
+def design(part: Part = Part()) -> tuple[tuple[Coverage, ...], list[Case]]:
     """The covering design over all factors, or over those that a user's part leaves free.
 
     Returns:
         What it covers of pairs and of triples, and its cases.
     """
     factors = dict(FACTORS)
-    if part is not None:
-        factors["drafter" if part.drafter is not None else "method"] = (part.name,)
-    method = None if part is None or part.verifier is None else part.verifier.method
+    if part != Part():
+        factors["drafter" if part.drafter else "method"] = (part.name,)
+    method = part.verifier.method if part.verifier else None
     if method is not None and not method.trees:
         # Tokens of two sources in one batch are verified as trees are.
         chains = (kind for kind in DRAFTERS if not kind.startswith("tree"))

@@ -6,7 +6,7 @@ taking the allowed value that covers most. Nothing is random: the same factors g
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -51,21 +51,19 @@ def covering(factors: Factors, allowed: Allowed, strength: int) -> list[Row]:
     for cells in left:
         for index, cell in enumerate(cells):
             beside[cell].add(cells[:index] + cells[index + 1 :])
-    used = Counter[Cell]()
     by_size = sorted(factors, key=lambda name: -len(factors[name]))
 
     rows: list[Row] = []
     while left:
         row = dict(next(reversed(left)))
-        # The most numerous factors first; of equal values the least used.
+        # The most numerous factors first.
         for name in (name for name in by_size if name not in row):
             known = [(other, row[other]) for other in factors if other in row]
             others = set(combinations(known, strength - 1))
             values = [value for value in factors[name] if allowed({**row, name: value})]
             gains = {value: len(beside[name, value] & others) for value in values}
-            row[name] = max(values, key=lambda value: (gains[value], -used[name, value]))
+            row[name] = max(values, key=gains.__getitem__)
         rows.append({name: row[name] for name in factors})
-        used.update(rows[-1].items())
         for cells in set(combinations(rows[-1].items(), strength)) & left.keys():
             del left[cells]
             for index, cell in enumerate(cells):

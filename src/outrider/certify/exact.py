@@ -9,13 +9,12 @@ from functools import partial
 from typing import Any
 
 from ..drafters.model import ModelDrafter
-from ..engine.decoder import SpeculativeDecoder
 from ..random import philox4x32
 from ..types.finding import Finding
 from . import checks
 from .cases import DRAFTERS, METHODS, POLICIES, Measured, Part, configured, design
 from .ceilings import ceilings
-from .checks import Build, Report
+from .checks import Report
 from .contracts import described
 from .covering import Coverage
 from .spread import spread
@@ -46,10 +45,10 @@ def exact_tier(
     Returns:
         What waits for the tier and reports the progress.
     """
-    part = None if part is None else part.checked()
-    covered, cases = design(part)
+    own = None if part is None else part.checked()
+    covered, cases = design(own or Part())
     jobs: list[tuple[str, Callable[[], Any]]]
-    jobs = [(name, partial(_caught, name, run)) for name, run in _checks(part)]
+    jobs = [(name, partial(_caught, name, run)) for name, run in _checks(own)]
     jobs += [(", ".join(case.values.values()), case.measure) for case in cases]
     finish = spread(jobs, pool if part is None else None)
 
@@ -72,7 +71,7 @@ def _caught(name: str, run: Callable[[], Finding]) -> Finding:
 
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     """Everything but the distributions; what a user's own part need not fulfil is left out."""
-    build = checks.shipped if part is None else _with(part)
+    build = (part or Part()).build
     kinds = [kind for kind, (make, _) in DRAFTERS.items() if make is ModelDrafter]
     drafting = [configured(method, kind, 3) for method in METHODS for kind in kinds]
     if part is not None:
@@ -101,13 +100,3 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
         ("ceilings", partial(ceilings, build)),
         ("accepted tokens", partial(checks.accepted_tokens, build)),
     ]
-
-
-def _with(part: Part) -> Build:
-    def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-        drafter = draft if part.drafter is None else part.drafter(draft)
-        return SpeculativeDecoder(
-            target, drafter, config=config, chance=chance, verifier=part.verifier
-        )
-
-    return build

@@ -13,8 +13,6 @@ from .kits.references import TransformersReference
 if TYPE_CHECKING:
     from ..runtimes.transformers.model import TransformersModel
 
-_WIDTH = 8
-_LONGEST = 32
 _SEQUENCES = 72
 """Room for the branches that share a step, and for others beside them."""
 
@@ -47,8 +45,8 @@ def _gpt2(vocab_size: int, seed: int, agreement: float, layers: int) -> Any:
 
     config = GPT2Config(
         vocab_size=vocab_size,
-        n_positions=_LONGEST,
-        n_embd=_WIDTH,
+        n_positions=32,
+        n_embd=8,
         n_layer=layers,
         n_head=2,
         bos_token_id=None,
