@@ -11,19 +11,14 @@ the target's tokens are not drawn apart, as the optimum (and an enumeration) has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..runtimes.tabular import mock_pair
+from ..runtimes.tabular import Distribution, Path, mock_pair
 from ..types.finding import Finding
 from .cases import configured
 from .checks import PROMPT, TOLERANCE, Build, expected
-
-Path = tuple[int, ...]
-Distribution = Callable[[Path], Sequence[float] | NDArray[np.float64]]
-"""The probabilities [V] of the token after a prefix."""
 
 PAIRS = ((9, 0.3), (0, 0.0))
 """Seeds of the model pairs, and how far the draft resembles the target."""

@@ -21,7 +21,7 @@ from ..types.protocols import Chance
 from ..verification import Method, TokenVerification, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
 from . import checks, faults, toys
-from .cases import configured
+from .cases import Part, configured
 from .ceilings import ceilings
 from .checks import Build, Report
 from .goodness import together
@@ -85,14 +85,12 @@ def _run(index: int) -> Verdict:
 
 def method(faulty: Method) -> Build:
     """Plant a verification method."""
-    return lambda target, draft, config, chance: SpeculativeDecoder(
-        target, draft, config=config, chance=chance, verifier=Verifier(faulty)
-    )
+    return Part(verifier=Verifier(faulty)).build
 
 
 def drafter(faulty: Callable[[Any], Any]) -> Build:
     """Plant a drafter."""
-    return lambda target, draft, *more: checks.shipped(target, faulty(draft), *more)
+    return Part(drafter=faulty).build
 
 
 def chance(faulty: Chance) -> Build:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,17 +32,12 @@ def layered(
 ) -> tuple[TransformersModel, LayeredDistribution]:
     """A random GPT-2 in float64 as a target, and its distribution, computed apart.
 
-    With an `agreement` of 1 the layers after the first add nothing, with 0 all that they can.
+    With an `agreement` of 1 the layers after the first add nothing, with 0 all that they can. All
+    of it computes in float64, the norms and the softmax of the attention included.
     """
-    from ..runtimes.transformers.model import TransformersModel
-
-    shipped, apart = (_gpt2(vocab_size, seed, agreement, layers) for _ in range(2))
-    return TransformersModel(shipped, max_sequences=_SEQUENCES), LayeredDistribution(apart)
-
-
-def _gpt2(vocab_size: int, seed: int, agreement: float, layers: int) -> Any:
-    """All of it computes in float64, the norms and the softmax of the attention included."""
     from transformers import GPT2Config, GPT2LMHeadModel
+
+    from ..runtimes.transformers.model import TransformersModel
 
     config = GPT2Config(
         vocab_size=vocab_size,
@@ -64,4 +60,5 @@ def _gpt2(vocab_size: int, seed: int, agreement: float, layers: int) -> Any:
         for block in model.transformer.h[1:]:
             block.attn.c_proj.weight.mul_(1 - agreement)
             block.mlp.c_proj.weight.mul_(1 - agreement)
-    return model
+    apart = LayeredDistribution(copy.deepcopy(model))
+    return TransformersModel(model, max_sequences=_SEQUENCES), apart

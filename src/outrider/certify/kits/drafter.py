@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from types import FunctionType, ModuleType
@@ -58,14 +59,14 @@ def check_drafter(
     return run((check.__name__.replace("_", " "), check) for check in properties)
 
 
+@dataclass
 class _Kit:
     """The checks of one kind of drafter, each by the name of its property."""
 
-    def __init__(self, make_drafter: Callable[[], Drafter], vocab_size: int, depth: int) -> None:
-        self._make = make_drafter
-        self._vocab_size = vocab_size
-        self._depth = depth
-        self._ids = count()
+    make: Callable[[], Drafter]
+    vocab_size: int
+    depth: int
+    ids: Iterator[int] = field(default_factory=count)
 
     def form(self) -> None:
         """Proposals have the contract's shapes, dtypes and ranges."""
@@ -73,7 +74,7 @@ class _Kit:
         for _, proposal in self._proposals():
             # Whether it is as deep as planned is another property.
             deep = DraftPlan(np.full(3, proposal.width))
-            check_proposal(proposal, prefixes, deep, self._vocab_size, torch.device("cpu"))
+            check_proposal(proposal, prefixes, deep, self.vocab_size, torch.device("cpu"))
             told, shape = proposal.confidence, proposal.tokens.shape
             require(told is None or told.shape == shape, f"confidence is not of shape {shape}")
 
@@ -118,7 +119,7 @@ class _Kit:
 
     def stop_tokens(self) -> None:
         """Looked-up drafts end at the first token that would end the request."""
-        for stop in range(self._vocab_size):
+        for stop in range(self.vocab_size):
             for _, proposal in self._proposals(stop_ids=frozenset({stop})):
                 drafts = zip(_drafts(proposal), proposal.row_sources, strict=True)
                 for (tokens, parents), source in drafts:
@@ -130,7 +131,7 @@ class _Kit:
 
     def release(self) -> None:
         """What was kept of a released sequence is gone; discarded ones are not shared."""
-        drafter, plan = self._make(), self._plans()[0]
+        drafter, plan = self.make(), self._plans()[0]
         sizes = []
         for rounds in (3, 12):
             for _ in range(rounds):
@@ -151,13 +152,13 @@ class _Kit:
         )
 
     def _after_three(self, when: str, *, learning: bool, **context: Any) -> None:
-        drafter = self._make()
+        drafter = self.make()
         for _ in range(3):
             self._decode(drafter, self._plans()[0], learning=learning, discard=False)
         self._require_same(drafter, when, **context)
 
     def _plans(self, rows: int = 3) -> list[DraftPlan]:
-        depth = np.array([self._depth, 0, 1], dtype=np.int64)[:rows]
+        depth = np.array([self.depth, 0, 1], dtype=np.int64)[:rows]
         two = depth.clip(max=2)
         rule = ConfidenceRule(depth, np.full_like(depth, -1), 0.25)
         return [
@@ -170,19 +171,19 @@ class _Kit:
     @cached_property
     def _walked(self) -> list[tuple[DraftPlan, list[Outcome]]]:
         """All outcomes of one row, for each plan."""
-        return [(plan, outcomes(self._make(), PROMPT, plan)) for plan in self._plans(rows=1)]
+        return [(plan, outcomes(self.make(), PROMPT, plan)) for plan in self._plans(rows=1)]
 
     def _prompt(self, shift: int = 0) -> list[int]:
-        return [(token + shift) % self._vocab_size for token in PROMPT]
+        return [(token + shift) % self.vocab_size for token in PROMPT]
 
     def _proposals(self, **context: Any) -> Iterator[tuple[DraftPlan, DraftProposal]]:
         for plan in self._plans():
-            yield plan, self._proposed(self._make(), plan, **context)
+            yield plan, self._proposed(self.make(), plan, **context)
 
     def _proposed(self, drafter: Drafter, plan: DraftPlan, **context: Any) -> DraftProposal:
         """Propose for three rows, each draw with its first possible outcome."""
         ctx = TrialContext(plan, Enumerator([()] * 3), **context)
-        prefixes = [Prefix(next(self._ids), self._prompt(shift)) for shift in range(3)]
+        prefixes = [Prefix(next(self.ids), self._prompt(shift)) for shift in range(3)]
         proposal = drafter.propose(prefixes, plan, ctx)
         release(drafter, prefixes, discard=True)
         return proposal
@@ -192,8 +193,8 @@ class _Kit:
 
         Their outputs hold the kit's prompts, which go on in another way than within themselves.
         """
-        outputs = [[*self._prompt(shift), (2 + shift) % self._vocab_size] for shift in range(3)]
-        prefixes = [Prefix(next(self._ids), [0, *output[:-1]]) for output in outputs]
+        outputs = [[*self._prompt(shift), (2 + shift) % self.vocab_size] for shift in range(3)]
+        prefixes = [Prefix(next(self.ids), [0, *output[:-1]]) for output in outputs]
         for _ in range(2):
             ctx = TrialContext(plan, Enumerator([()] * 3), learning=learning)
             drafter.propose(prefixes, plan, ctx)
