@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ def statistical_tier(
     """
     # Only a model drafts trees.
     ways = [way for way in WAYS if way[0] != "tree" or isinstance(drafter, ModelDrafter)]
-    total = samples * len(ways)
+    total, done = samples * len(ways), count(1)
     positions: list[Position] = []
     speculation: dict[str, SpeculationMetrics] = {}
     reference = reference_of(target)
@@ -127,25 +127,19 @@ def statistical_tier(
         )
         decoder = SpeculativeDecoder(target, drafter, config=config)
         cell = Cell(name, decoder, prompts[index % len(prompts)], params)
-        outputs = sample(cell, partial(_progress, report, index * samples, total, name))
+        outputs = sample(cell, lambda way: report(next(done), total, way))
         speculation[name] = decoder.metrics
         positions += fitted_positions(cell, outputs, probabilities)
     return StatisticalTier(tuple(corrected(positions)), samples, seed, speculation)
 
 
-def _progress(report: Report, before: int, total: int, name: str, ended: int) -> None:
-    report(before + ended, total, name)
-
-
-def sample(cell: Cell, report: Callable[[int], None] = lambda _: None) -> list[Tokens]:
-    """The outputs of all of a cell's continuations; `report` takes how many have ended."""
+def sample(cell: Cell, report: Callable[[str], None] = lambda _: None) -> list[Tokens]:
+    """The outputs of all of a cell's continuations; `report` takes its name after each."""
     outputs: list[list[int]] = [[] for _ in range(cell.params.n)]
-    ended = 0
     for event in cell.decoder.stream(list(cell.prompt), cell.params):
         outputs[event.choice].append(event.token_id)
         if event.finish_reason is not None:
-            ended += 1
-            report(ended)
+            report(cell.name)
     return [tuple(output) for output in outputs]
 
 
