@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 from ..config.params import LOSSY, SamplingParams, SpeculativeConfig, Verification
@@ -18,41 +19,53 @@ from ..drafters.ngram import NgramDrafter
 from ..drafters.prediction import PredictionDrafter
 from ..drafters.suffix.drafter import SuffixDrafter
 from ..engine.decoder import SpeculativeDecoder
-from ..policies.base import Policy
 from ..runtimes.base import Runtime
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..types.records import Prefix, SequenceState
+from ..types.records import SequenceState
 from ..verification import Verifier
 from . import toys
 from .checks import TOLERANCE
 from .contracts import CheckedMethod, described
 from .covering import Coverage, coverage, covering
 from .enumeration import exact_distribution
-from .kits.policy import play
+from .kits.policy import rounds
 from .layered import layered
 from .reference import Source, distance, target_distribution
+from .toys import of_another_vocabulary
 
-DRAFTERS: dict[str, dict[str, Any]] = {
-    "model": {},
-    "model, greedy": {"draft_sample_method": "greedy"},
-    "prompt lookup": {},
-    "suffix lookup": {},
-    "prediction": {},
-    "hybrid": {},
-    "tree, greedy": {"tree_children": "greedy"},
-    "tree, drawn": {"tree_children": "without_replacement"},
-    "tree, replaced": {"tree_children": "with_replacement"},
-    "tree, points": {"draft_sample_method": "greedy"},
-    "tree, grown": {},
-    "tree, hybrid": {},
-    "vocabulary, tokens": {},
-    "vocabulary, text": {},
-    "tree, vocabulary": {},
-    "early exit": {},
-    "tree, early exit": {},
-    "none": {},
+_ANOTHER = ("ba", "b", "", "a")
+"""What the tokens of a draft of another vocabulary read as. It has some that the target lacks."""
+
+
+def _suffixes() -> SuffixDrafter:
+    return SuffixDrafter(max_spec_offset=3.0, min_token_prob=0.01, max_pool_tokens=0)
+
+
+def _hybrid(draft: TabularModel) -> HybridDrafter:
+    return HybridDrafter(draft, _suffixes(), min_expected=0.5)
+
+
+DRAFTERS: dict[str, tuple[Callable[[Any], Drafter | None], dict[str, Any]]] = {
+    "model": (ModelDrafter, {}),
+    "model, greedy": (ModelDrafter, {"draft_sample_method": "greedy"}),
+    "prompt lookup": (lambda _: NgramDrafter(3), {}),
+    "suffix lookup": (lambda _: _suffixes(), {}),
+    "prediction": (lambda _: PredictionDrafter(min_match=1), {}),
+    "hybrid": (_hybrid, {}),
+    "tree, greedy": (ModelDrafter, {"tree_children": "greedy"}),
+    "tree, drawn": (ModelDrafter, {"tree_children": "without_replacement"}),
+    "tree, replaced": (ModelDrafter, {"tree_children": "with_replacement"}),
+    "tree, points": (ModelDrafter, {"draft_sample_method": "greedy"}),
+    "tree, grown": (ModelDrafter, {}),
+    "tree, hybrid": (_hybrid, {}),
+    "vocabulary, tokens": (partial(of_another_vocabulary, texts=("aa", "", "a")), {}),
+    "vocabulary, text": (partial(of_another_vocabulary, texts=_ANOTHER, by_text=True), {}),
+    "tree, vocabulary": (partial(of_another_vocabulary, texts=_ANOTHER), {}),
+    "early exit": (lambda target: EarlyExitDrafter(target, 1), {}),
+    "tree, early exit": (lambda target: EarlyExitDrafter(target, 1), {}),
+    "none": (lambda _: None, {}),
 }
-"""What drafts, and the settings of it.
+"""What makes a drafter of a draft model, or of a target to be left early, and the settings of it.
 
 A hybrid looks tokens up for some rows or branches, and asks the model for the others. A draft of
 another vocabulary goes by the tokens that both have, or by text. An early exit is the first of the
@@ -64,10 +77,10 @@ grown tree shares a budget of nodes out where the draft is surest.
 _SHAPES: dict[int, tuple[int, ...]] = {1: (3,), 2: (2, 1), 3: (1, 2, 1)}
 _BUDGETS = {1: 2, 2: 3, 3: 4}
 
-METHODS: dict[str, Verification] = {
-    name: name for name in get_args(Verification) if name not in LOSSY
-}
-"""The lossless methods, by name."""
+METHODS: tuple[Verification, ...] = tuple(
+    name for name in get_args(Verification) if name not in LOSSY
+)
+"""The lossless methods."""
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -129,12 +142,12 @@ POLICIES: dict[str, dict[str, Any]] = {
 """What decides how far to draft.
 
 Adaptive cases have a seed, so that their own history and the cost ratio decide; or costs were
-measured, on rounds that are made up, and decide beside what all sequences share. In those of
-confidence a token costs so much that some paths end early and others do not.
+measured, on the policy kit's made-up rounds, and decide beside what all sequences share. In those
+of confidence a token costs so much that some paths end early and others do not.
 """
 
 FACTORS: dict[str, tuple[str, ...]] = {
-    "method": tuple(METHODS),
+    "method": METHODS,
     "drafter": tuple(DRAFTERS),
     "sampling": tuple(SAMPLING),
     "logits processing": tuple(LOGITS_PROCESSING),
@@ -166,39 +179,22 @@ LEFT_OUT: dict[str, str] = {
 
 _BATCH_SIZES = {"alone": 1, "ragged": 64, "with others": 16}
 _AGREEMENTS = {"unlike": 0.0, "similar": 0.6, "close": 0.95}
-_LOOKUPS = ("prompt lookup", "suffix lookup", "prediction")
-_VOCABULARIES = {
-    "vocabulary, tokens": ("aa", "", "a"),
-    "vocabulary, text": ("ba", "b", "", "a"),
-    "tree, vocabulary": ("ba", "b", "", "a"),
-}
-"""What the tokens of a draft of another vocabulary read as. It has some that the target lacks."""
-_EARLY_EXITS = ("early exit", "tree, early exit")
-NOT_MODELS = ("none", *_LOOKUPS, "hybrid", "tree, hybrid", *_VOCABULARIES, *_EARLY_EXITS)
-"""What drafts otherwise than with a draft model of the target's vocabulary alone."""
 _PREDICTION = (0, 2, 1, 0, 0, 1)
 _PROMPT = (0, 1, 1, 0, 1, 1, 0)
 """It repeats itself, for the lookup, and lacks a token, which penalties see in drafts alone."""
 
 
-_KNOWN_ROUNDS = (*[(0, 0)] * 3, (1, 1), (1, 0), (2, 1), (2, 2), (3, 1), (3, 0), *[(0, 0)] * 2)
-"""What each made-up round drafted in a row, and what it kept: of one sequence, then of four.
-
-So few are kept that it depends on a text's own rounds how far it is drafted for.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A verification method or a drafter of the user's own, to be certified in the engine.
+    """A verification method or a drafter of the user's own, or neither: the engine as it ships.
 
     Attributes:
         name: as the user gave it.
-        verifier: takes the place of the configured method; None if this is a drafter.
-        drafter: makes the drafter of a tabular draft model; None if this is a method.
+        verifier: takes the place of the configured method.
+        drafter: makes the drafter of a tabular draft model.
     """
 
-    name: str
+    name: str = ""
     verifier: Verifier | None = None
     drafter: Callable[[TabularModel], Drafter] | None = None
 
@@ -209,6 +205,14 @@ class Part:
         checked = replace(self.verifier, method=CheckedMethod(self.verifier.method))
         return replace(self, verifier=checked)
 
+    def build(
+        self, target: Any, draft: Any, config: Any, chance: Any = None, **more: Any
+    ) -> SpeculativeDecoder:
+        """Make a decoder with this part in its place; see `checks.Build`."""
+        drafter = draft if self.drafter is None else self.drafter(draft)
+        settings = {"config": config, "chance": chance, "verifier": self.verifier} | more
+        return SpeculativeDecoder(target, drafter, **settings)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -216,7 +220,7 @@ class Case:
 
     number: int
     values: Mapping[str, str]
-    part: Part | None = None
+    part: Part = Part()
 
     def measure(self) -> Measured:
         """Enumerate the engine, and hold its distribution against the target's.
@@ -229,15 +233,12 @@ class Case:
             return Measured(self, math.inf, 0, described(error))
 
     def _measure(self) -> Measured:
-        params = self._params()
-        target, source, drafter = self._models()
-        decoder = self._decoder(target, drafter)
+        params, batch = self._params(), self.values["batch"]
+        target, source, draft = self._models()
+        decoder = self._decoder(target, draft)
+        mates = _mates(decoder) if batch == "with others" else ()
         found = exact_distribution(
-            decoder,
-            _PROMPT,
-            params,
-            batch_size=_BATCH_SIZES[self.values["batch"]],
-            mates=_mates(decoder) if self.values["batch"] == "with others" else (),
+            decoder, _PROMPT, params, batch_size=_BATCH_SIZES[batch], mates=mates
         )
         expected = target_distribution(source, _PROMPT, params, toys.TEXTS[: self._vocab_size])
         return Measured(self, distance(found, expected), len(found))
@@ -252,48 +253,34 @@ class Case:
         return 4 if self._depth == 1 and not tree else 3
 
     def _params(self) -> SamplingParams:
-        replay = self.values["replay"] == "yes"
+        values = self.values
         # One token more than the depth, or a round could not reach it.
         asked: dict[str, Any] = {
             "max_tokens": max(3, self._depth + 1),
-            "depths": (self._depth, 0, 1) if replay else None,
-            "seed": 1 if self.values["policy"] == "adaptive" else None,
+            "depths": (self._depth, 0, 1) if values["replay"] == "yes" else None,
+            "seed": 1 if values["policy"] == "adaptive" else None,
+            "prediction": _PREDICTION if values["drafter"] == "prediction" else None,
         }
-        if self.values["drafter"] == "prediction":
-            asked["prediction"] = _PREDICTION
-        for factor, levels in (
-            ("stop", STOP),
-            ("sampling", SAMPLING),
-            ("logits processing", LOGITS_PROCESSING),
-        ):
-            asked |= levels[self.values[factor]]
-        return SamplingParams(**asked)
+        asked |= STOP[values["stop"]] | SAMPLING[values["sampling"]]
+        return SamplingParams(**asked | LOGITS_PROCESSING[values["logits processing"]])
 
     def _models(self) -> tuple[Runtime, Source, Any]:
-        """The target, its distribution, and a drafter, or None."""
+        """The target, its distribution, and a drafter, or None, or a draft model for the part."""
         kind, agreement = self.values["drafter"], _AGREEMENTS[self.values["draft"]]
-        if kind in _EARLY_EXITS:
+        if kind.endswith("early exit"):
             left, distribution = layered(self._vocab_size, self.number, agreement)
-            return left, distribution, EarlyExitDrafter(left, 1)
+            return left, distribution, DRAFTERS[kind][0](left)
         target, draft = mock_pair(self._vocab_size, self.number, agreement)
-        if self.part is not None and self.part.drafter is not None:
-            return target, target, self.part.drafter(draft)
-        return target, target, _drafter(kind, draft)
+        return target, target, draft if self.part.drafter else DRAFTERS[kind][0](draft)
 
-    def _decoder(self, target: Runtime, drafter: Any) -> SpeculativeDecoder:
-        verifier = None if self.part is None else self.part.verifier
-        method = METHODS["block" if verifier is not None else self.values["method"]]
+    def _decoder(self, target: Runtime, draft: Any) -> SpeculativeDecoder:
+        method: Any = "block" if self.part.verifier else self.values["method"]
         more = POLICIES[self.values["policy"]] | {"draft_params": DRAFTING[self.values["drafting"]]}
         config = configured(method, self.values["drafter"], self._depth, **more)
-        decoder = SpeculativeDecoder(
-            target,
-            drafter,
-            tokenizer=toys.tokenizer(toys.TEXTS[: self._vocab_size]),
-            config=config,
-            verifier=verifier,
-        )
+        tokenizer = toys.tokenizer(toys.TEXTS[: self._vocab_size])
+        decoder = self.part.build(target, draft, config, tokenizer=tokenizer)
         if self.values["policy"] == "adaptive, measured":
-            decoder.knowledge = _taught(decoder.policy, config.deepest)
+            decoder.knowledge = rounds(decoder.policy)[-1][0]
         return decoder
 
 
@@ -321,65 +308,27 @@ class Measured:
 
 def configured(method: Verification, kind: str, k: int, **more: Any) -> SpeculativeConfig:
     """Make the configuration of a method and a kind of drafter."""
-    tree: dict[str, Any] = {}
+    settings: dict[str, Any] = {"depth": "fixed", "validate": "always"}
     if kind == "tree, grown":
-        tree["tree_budget"] = _BUDGETS[k]
+        settings["tree_budget"] = _BUDGETS[k]
     elif kind.startswith("tree"):
-        tree["tree_shape"] = _SHAPES[k]
-    settings = {"depth": "fixed", "validate": "always"} | tree | DRAFTERS.get(kind, {}) | more
+        settings["tree_shape"] = _SHAPES[k]
+    if kind in DRAFTERS:
+        settings |= DRAFTERS[kind][1]
+    settings |= more
     return SpeculativeConfig(num_speculative_tokens=k, verification=method, **settings)
 
 
-def _taught(policy: Policy, deepest: int) -> Any:
-    """The knowledge of a policy that measured the costs of made-up rounds: no clock is read."""
-    knowledge = policy.start()
-    params = SamplingParams(max_tokens=100)
-    for rows in (1, 4):
-        states = [
-            SequenceState(Prefix(-1 - row, range(16)), 16, params, frozenset(), row)
-            for row in range(rows)
-        ]
-        for asked, most in _KNOWN_ROUNDS:
-            depth = min(asked, deepest)
-            kept = min(most, depth)
-            states, record = play(policy, states, [depth] * rows, [kept] * rows, confidence=0.7)
-            knowledge = policy.observe(knowledge, states, record)
-    return knowledge
-
-
-def _drafter(kind: str, draft: TabularModel) -> Any:
-    """A drafter of a kind, or None."""
-    if kind in _VOCABULARIES:
-        by_text = kind == "vocabulary, text"
-        return toys.of_another_vocabulary(draft, _VOCABULARIES[kind], by_text=by_text)
-    match kind:
-        case "none":
-            return None
-        case "prompt lookup":
-            return NgramDrafter(3)
-        case "prediction":
-            return PredictionDrafter(min_match=1)
-        case "suffix lookup":
-            return _suffixes()
-        case "hybrid" | "tree, hybrid":
-            return HybridDrafter(draft, _suffixes(), min_expected=0.5)
-    return ModelDrafter(draft)
-
-
-def _suffixes() -> SuffixDrafter:
-    return SuffixDrafter(max_spec_offset=3.0, min_token_prob=0.01, max_pool_tokens=0)
-
-
-def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
+def design(part: Part = Part()) -> tuple[tuple[Coverage, ...], list[Case]]:
     """The covering design over all factors, or over those that a user's part leaves free.
 
     Returns:
         What it covers of pairs and of triples, and its cases.
     """
     factors = dict(FACTORS)
-    if part is not None:
-        factors["drafter" if part.drafter is not None else "method"] = (part.name,)
-    method = None if part is None or part.verifier is None else part.verifier.method
+    if part != Part():
+        factors["drafter" if part.drafter else "method"] = (part.name,)
+    method = part.verifier.method if part.verifier else None
     if method is not None and not method.trees:
         # Tokens of two sources in one batch are verified as trees are.
         chains = (kind for kind in DRAFTERS if not kind.startswith("tree"))
@@ -398,7 +347,7 @@ def allowed(row: Mapping[str, str]) -> bool:
     drafter = row.get("drafter", "")
     if drafter.startswith("tree") and row.get("policy") == "confidence":
         return False
-    undrawn = ("none", *_LOOKUPS, "vocabulary, text")
+    undrawn = ("none", "prompt lookup", "suffix lookup", "prediction", "vocabulary, text")
     if drafter in undrawn and row.get("drafting", "as asked") != "as asked":
         return False
     return drafter != "none" or all(

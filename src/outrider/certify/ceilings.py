@@ -11,26 +11,17 @@ the target's tokens are not drawn apart, as the optimum (and an enumeration) has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..runtimes.tabular import mock_pair
+from ..runtimes.tabular import Distribution, Path, mock_pair
 from ..types.finding import Finding
 from .cases import configured
 from .checks import PROMPT, TOLERANCE, Build, expected
 
-Path = tuple[int, ...]
-Distribution = Callable[[Path], Sequence[float] | NDArray[np.float64]]
-"""The probabilities [V] of the token after a prefix."""
-
 PAIRS = ((9, 0.3), (0, 0.0))
 """Seeds of the model pairs, and how far the draft resembles the target."""
-
-DEPTHS = (1, 2, 3)
-
-VOCABULARY = 3
 
 
 def exact_block_value(
@@ -61,11 +52,11 @@ def exact_block_value(
     return 1 + beyond(prefix, 1.0, 1.0)
 
 
-def ceilings(build: Build, depths: Sequence[int] = DEPTHS) -> Finding:
+def ceilings(build: Build, depths: Sequence[int] = (1, 2, 3)) -> Finding:
     """Whether token verification emits no more than the optimum, and block verification as much."""
     above, apart = 0.0, 0.0
     for seed, agreement in PAIRS:
-        target, draft = mock_pair(VOCABULARY, seed, agreement)
+        target, draft = mock_pair(3, seed, agreement)
         for depth in depths:
             optimum = exact_block_value(target.probabilities, draft.probabilities, depth, PROMPT)
             token, block = (

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..errors import DraftError, OutriderError, kind_of
 from ..verification import Method, Tree
@@ -61,7 +60,7 @@ class CheckedMethod(Method):
             BrokenPartError: it raised, or returned no distribution with its weights.
         """
         expected = "two {}s: the distribution [B, N + 1] and weights [B, N + 1]"
-        stop, weights = self._called("stop_distribution", 2, expected, tree.target.shape[:2], tree)
+        stop, weights = self._called("stop_distribution", expected, tree.target.shape[:2], tree)
         return stop, weights
 
     def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
@@ -72,40 +71,37 @@ class CheckedMethod(Method):
         """
         expected = "a {}: the distribution [B, V] of the token that follows"
         shape = len(tree.target), tree.target.shape[2]
-        return self._called("residual", 1, expected, shape, tree, weights, node)[0]
+        return self._called("residual", expected, shape, tree, weights, node)[0]
 
     def _called(
-        self, name: str, count: int, expected: str, shape: Sequence[int], tree: Tree, *more: Any
+        self, name: str, expected: str, shape: Sequence[int], tree: Tree, *more: Any
     ) -> Sequence[Any]:
-        """Call the method for so many arrays of a shape, of which the first holds distributions."""
+        """Call the method for one or two arrays of a shape; the first holds distributions."""
         where, kind = f"{type(self._method).__name__}.{name}", type(tree.target)
         try:
             found = getattr(self._method, name)(tree, *more)
         except Exception as error:
             raise BrokenPartError(f"{where} raised {_placed(error)}") from error
-        arrays = found if count > 1 and isinstance(found, tuple | list) else [found]
+        two = name == "stop_distribution"
+        arrays = found if two and isinstance(found, tuple | list) else [found]
         wanted = f"expected {expected.format(_KINDS[kind])}, float64"
-        if len(arrays) != count or not all(isinstance(each, kind) for each in arrays):
+        if len(arrays) != 1 + two or not all(isinstance(each, kind) for each in arrays):
             raise BrokenPartError(f"{where} returned {kind_of(found)}; {wanted}")
         for each in arrays:
             if list(each.shape) != list(shape) or each.dtype not in (torch.float64, np.float64):
                 form = f"a {_KINDS[kind]} of shape {list(each.shape)} and {each.dtype}"
                 raise BrokenPartError(f"{where} returned {form}; {wanted}, here {list(shape)}")
-        if self._masses:
-            _check_masses(where, np.asarray(arrays[0]))
+        rows = np.asarray(arrays[0])
+        totals, least = rows.sum(-1), rows.min(-1)
+        # NaN fails both.
+        wrong = ~((least >= 0) & (np.abs(totals - 1) <= _MASS_TOLERANCE))
+        if self._masses and wrong.any():
+            row = int(wrong.argmax())
+            raise BrokenPartError(
+                f"{where} returned a distribution with total mass {totals[row]:.6g} and least "
+                f"entry {least[row]:.6g}; expected finite, non-negative probabilities of sum one"
+            )
         return arrays
-
-
-def _check_masses(where: str, rows: NDArray[np.float64]) -> None:
-    """Rows [B, M] have to be probabilities; the first that is not is named."""
-    totals, least = rows.sum(-1), rows.min(-1)
-    # NaN fails both.
-    wrong = ~((least >= 0) & (np.abs(totals - 1) <= _MASS_TOLERANCE))
-    for row in np.flatnonzero(wrong)[:1]:
-        raise BrokenPartError(
-            f"{where} returned a distribution with total mass {totals[row]:.6g} and least entry "
-            f"{least[row]:.6g}; expected finite, non-negative probabilities that sum to one"
-        )
 
 
 def _placed(error: Exception) -> str:

@@ -1,24 +1,21 @@
 """Covering designs: few rows in which every allowed combination of any t factors' values occurs.
 
-A greedy construction: while a combination is uncovered, a few rows are completed from uncovered
-ones, each factor taking the allowed value that covers most, and the best row is kept. Nothing is
-random: the same factors give the same rows.
+A greedy construction: while a combination is uncovered, a row is completed from it, each factor
+taking the allowed value that covers most. Nothing is random: the same factors give the same rows.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice, product
+from itertools import combinations, product
 
 Row = dict[str, str]
 Cell = tuple[str, str]
 Cells = tuple[Cell, ...]
 Factors = Mapping[str, Sequence[str]]
 Allowed = Callable[[Mapping[str, str]], bool]
-
-_CANDIDATES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +51,20 @@ def covering(factors: Factors, allowed: Allowed, strength: int) -> list[Row]:
     for cells in left:
         for index, cell in enumerate(cells):
             beside[cell].add(cells[:index] + cells[index + 1 :])
-    used = Counter[Cell]()
     by_size = sorted(factors, key=lambda name: -len(factors[name]))
 
-    def completed(row: Row) -> Row:
-        """Fill missing factors, the most numerous first; of equal values take the least used."""
+    rows: list[Row] = []
+    while left:
+        row = dict(next(reversed(left)))
+        # The most numerous factors first.
         for name in (name for name in by_size if name not in row):
             known = [(other, row[other]) for other in factors if other in row]
             others = set(combinations(known, strength - 1))
             values = [value for value in factors[name] if allowed({**row, name: value})]
             gains = {value: len(beside[name, value] & others) for value in values}
-            row[name] = max(values, key=lambda value: (gains[value], -used[name, value]))
-        return {name: row[name] for name in factors}
-
-    rows: list[Row] = []
-    while left:
-        found = [completed(dict(cells)) for cells in islice(left, _CANDIDATES)]
-        combined = [set(combinations(row.items(), strength)) for row in found]
-        best = max(range(len(found)), key=lambda index: len(combined[index] & left.keys()))
-        rows.append(found[best])
-        used.update(found[best].items())
-        for cells in combined[best] & left.keys():
+            row[name] = max(values, key=gains.__getitem__)
+        rows.append({name: row[name] for name in factors})
+        for cells in set(combinations(rows[-1].items(), strength)) & left.keys():
             del left[cells]
             for index, cell in enumerate(cells):
                 beside[cell].remove(cells[:index] + cells[index + 1 :])

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..types.finding import Finding
-from .cases import FACTORS, LEFT_OUT, Measured
+from .cases import FACTORS, LEFT_OUT
 from .checks import TOLERANCE
 from .exact import ExactTier
-from .statistics import ALTERNATIVES, FALSE_ALARM_RATE, Position, StatisticalTier
+from .statistics import ALTERNATIVES, FALSE_ALARM_RATE, StatisticalTier
 
 if TYPE_CHECKING:
     from .controls import Verdict
@@ -22,14 +22,23 @@ def exact(tier: ExactTier) -> dict[str, Any]:
     return {
         "passed": tier.passed,
         "tolerance": TOLERANCE,
-        "largest_error": _finite(tier.largest_error),
+        "largest_error": _finite(max(item.error for item in tier.measured)),
         "design": {
             "factors": FACTORS,
             "cases": len(tier.measured),
             "coverage": [asdict(item) for item in tier.coverage],
             "left_out": LEFT_OUT,
         },
-        "cases": [_case(item) for item in tier.measured],
+        "cases": [
+            {
+                **item.case.values,
+                "passed": item.passed,
+                "error": _finite(item.error),
+                "outputs": item.outputs,
+                "problem": item.problem,
+            }
+            for item in tier.measured
+        ],
         "checks": [asdict(item) for item in tier.findings],
     }
 
@@ -42,7 +51,21 @@ def statistical(tier: StatisticalTier) -> dict[str, Any]:
         "seed": tier.seed,
         "false_alarm_rate": FALSE_ALARM_RATE,
         "correction": "Holm",
-        "tests": [_position(item) for item in tier.positions],
+        "tests": [
+            {
+                "way": item.cell,
+                "position": item.position,
+                "histories": item.histories,
+                "samples": item.fit.samples,
+                "statistic": item.fit.statistic,
+                "degrees_of_freedom": item.fit.freedom,
+                "impossible": item.fit.impossible,
+                "p_value": item.fit.p_value,
+                "power": dict(zip(map(str, ALTERNATIVES), item.power, strict=True)),
+                "passed": item.passed,
+            }
+            for item in tier.positions
+        ],
         "speculation": [
             {
                 "way": name,
@@ -77,26 +100,6 @@ def runtime(findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "passed": all(item.passed for item in findings),
         "checks": [asdict(item) for item in findings],
-    }
-
-
-def _case(item: Measured) -> dict[str, Any]:
-    found = {"passed": item.passed, "error": _finite(item.error), "outputs": item.outputs}
-    return {**item.case.values, **found, "problem": item.problem}
-
-
-def _position(item: Position) -> dict[str, Any]:
-    return {
-        "way": item.cell,
-        "position": item.position,
-        "histories": item.histories,
-        "samples": item.fit.samples,
-        "statistic": item.fit.statistic,
-        "degrees_of_freedom": item.fit.freedom,
-        "impossible": item.fit.impossible,
-        "p_value": item.fit.p_value,
-        "power": dict(zip(map(str, ALTERNATIVES), item.power, strict=True)),
-        "passed": item.passed,
     }
 
 

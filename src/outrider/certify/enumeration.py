@@ -64,13 +64,12 @@ def exact_distribution(
         batch_size = min(batch_size, 1)
     if batch_size < 1:
         raise InvalidConfigError("batch_size", batch_size, "room for one branch beside the mates")
-    ids = decoder.new_sequence_ids(batch_size + len(mates))
     live = {_key(start): (start, 1.0)}
     distribution: dict[tuple[int, ...], float] = {}
     walked = 0
     while live:
         reached: dict[Key, tuple[SequenceState, float]] = {}
-        for step, row, probability in outcomes(decoder, live.values(), batch_size, mates, ids):
+        for step, row, probability in outcomes(decoder, live.values(), batch_size, mates):
             state = step.batch.states[row]
             walked += 1
             if walked > max_branches:
@@ -101,17 +100,15 @@ def outcomes(
     live: Iterable[tuple[SequenceState, float]],
     batch_size: int,
     mates: Sequence[SequenceState] = (),
-    ids: Sequence[int] | None = None,
 ) -> Iterator[tuple[StepResult, int, float]]:
     """Walk every outcome of one round of some sequences, each with its probability.
 
-    `batch_size` outcomes share a step with the `mates`, and `ids` has a sequence id for each.
+    `batch_size` outcomes share a step with the `mates`.
 
     Yields:
         The step, its row that went through this outcome, and the outcome's probability.
     """
-    if ids is None:
-        ids = decoder.new_sequence_ids(batch_size + len(mates))
+    ids = decoder.new_sequence_ids(batch_size + len(mates))
     work: list[tuple[SequenceState, float, tuple[int, ...]]]
     work = [(state, mass, ()) for state, mass in live]
     while work:

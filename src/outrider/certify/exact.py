@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..engine.decoder import SpeculativeDecoder
+from ..drafters.model import ModelDrafter
 from ..random import philox4x32
 from ..types.finding import Finding
 from . import checks
-from .cases import DRAFTERS, METHODS, NOT_MODELS, POLICIES, Measured, Part, configured, design
+from .cases import DRAFTERS, METHODS, POLICIES, Measured, Part, configured, design
 from .ceilings import ceilings
-from .checks import Build, Report
+from .checks import Report
 from .contracts import described
 from .covering import Coverage
 from .spread import spread
@@ -31,13 +31,8 @@ class ExactTier:
     @property
     def passed(self) -> bool:
         """Whether every distribution is exact, and every check passes."""
-        passed = [item.passed for item in self.measured]
-        return all(passed) and all(item.passed for item in self.findings)
-
-    @property
-    def largest_error(self) -> float:
-        """The largest error in the probability of any output."""
-        return max(item.error for item in self.measured)
+        passed = (item.passed for items in (self.measured, self.findings) for item in items)
+        return all(passed)
 
 
 def exact_tier(
@@ -50,11 +45,10 @@ def exact_tier(
     Returns:
         What waits for the tier and reports the progress.
     """
-    part = None if part is None else part.checked()
-    covered, cases = design(part)
-    jobs: list[tuple[str, Callable[[], Any]]] = [
-        (name, partial(_caught, name, run)) for name, run in _checks(part)
-    ]
+    own = None if part is None else part.checked()
+    covered, cases = design(own or Part())
+    jobs: list[tuple[str, Callable[[], Any]]]
+    jobs = [(name, partial(_caught, name, run)) for name, run in _checks(own)]
     jobs += [(", ".join(case.values.values()), case.measure) for case in cases]
     finish = spread(jobs, pool if part is None else None)
 
@@ -77,9 +71,9 @@ def _caught(name: str, run: Callable[[], Finding]) -> Finding:
 
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     """Everything but the distributions; what a user's own part need not fulfil is left out."""
-    build = checks.shipped if part is None else _with(part)
-    kinds = [kind for kind in DRAFTERS if kind not in NOT_MODELS]
-    drafting = [configured(method, kind, 3) for method in METHODS.values() for kind in kinds]
+    build = (part or Part()).build
+    kinds = [kind for kind, (make, _) in DRAFTERS.items() if make is ModelDrafter]
+    drafting = [configured(method, kind, 3) for method in METHODS for kind in kinds]
     if part is not None:
         drafting = [configured("block", "model", 3)]
     every: list[tuple[str, Callable[[], Finding]]] = [
@@ -89,7 +83,7 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     ]
     if part is not None:
         return every
-    chains = [configured(method, "model", 3) for method in METHODS.values()]
+    chains = [configured(method, "model", 3) for method in METHODS]
     coupled = [configured("coupled", kind, depth) for kind in kinds for depth in (1, 2, 3)]
     planned = [
         configured("block", kind, 3, **policy)
@@ -104,21 +98,5 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
         ("perfect draft", partial(checks.perfect_draft, build, chains)),
         ("known answers", partial(checks.known_answers, philox4x32)),
         ("ceilings", partial(ceilings, build)),
-        *(
-            ("accepted tokens", partial(checks.accepted_tokens, build, config, known))
-            for config, known in (
-                (configured("block", "model", 2), 11 / 9),
-                (configured("token", "model", 2), 10 / 9),
-            )
-        ),
+        ("accepted tokens", partial(checks.accepted_tokens, build)),
     ]
-
-
-def _with(part: Part) -> Build:
-    def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-        drafter = draft if part.drafter is None else part.drafter(draft)
-        return SpeculativeDecoder(
-            target, drafter, config=config, chance=chance, verifier=part.verifier
-        )
-
-    return build

@@ -140,19 +140,21 @@ def cut_after_drawing(ctx: Any) -> None:
     ctx.pick = mapped
 
 
-def with_a_token_more(model: TabularModel) -> TabularModel:
-    """A draft of another vocabulary: all tokens but the last, and one that the target lacks.
+def with_a_token_more(kind: Callable[..., Any]) -> Callable[[TabularModel], Any]:
+    """Draft in another vocabulary: all tokens but the last, and one that the target lacks.
 
     That one is half as likely as the first, and stands in a column of its own.
     """
 
-    def among_all(prefix: tuple[int, ...]) -> NDArray[np.float64]:
-        known = model.probabilities(prefix)
-        weights = np.array([*known[:-1], 0.0, known[0] / 2])
-        probabilities: NDArray[np.float64] = weights / weights.sum()
-        return probabilities
+    def make(model: TabularModel) -> Any:
+        def among_all(prefix: tuple[int, ...]) -> list[float]:
+            known = model.probabilities(prefix)
+            weights = np.array([*known[:-1], 0.0, known[0] / 2])
+            return list(weights / weights.sum())
 
-    return TabularModel(among_all, model.vocab_size + 1)
+        return kind(TabularModel(among_all, model.vocab_size + 1), model.vocab_size)
+
+    return make
 
 
 @afterwards
@@ -320,14 +322,11 @@ def stops_only_between_rounds(decoder: Any, batch: Batch, *chance: Any) -> StepR
 def no_bonus(decoder: SpeculativeDecoder, batch: Batch, *chance: Any) -> StepResult:
     """Emit nothing after a fully accepted block."""
     step = SpeculativeDecoder.step(decoder, batch, *chance)
-    drafted, accepted, emitted = (
-        np.array(getattr(step.record, name)) for name in ("drafted", "accepted", "emitted")
-    )
-    cut = (drafted == accepted) & (accepted > 0)
-    states = []
-    for state, shorter in zip(step.batch.states, cut, strict=True):
-        prefix = Prefix(state.prefix.sequence_id, state.prefix.tokens[:-1])
-        short = replace(state, prefix=prefix, finish_reason=None)
-        states.append(short if shorter else state)
-    record = replace(step.record, emitted=tuple((emitted - cut).tolist()))
+    states, emitted = list(step.batch.states), list(step.record.emitted)
+    for row, state in enumerate(states):
+        if step.record.drafted[row] == step.record.accepted[row] > 0:
+            prefix = Prefix(state.prefix.sequence_id, state.prefix.tokens[:-1])
+            states[row] = replace(state, prefix=prefix, finish_reason=None)
+            emitted[row] -= 1
+    record = replace(step.record, emitted=tuple(emitted))
     return replace(step, batch=decoder.pack(states), record=record)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,8 +14,6 @@ from .kits.references import TransformersReference
 if TYPE_CHECKING:
     from ..runtimes.transformers.model import TransformersModel
 
-_WIDTH = 8
-_LONGEST = 32
 _SEQUENCES = 72
 """Room for the branches that share a step, and for others beside them."""
 
@@ -33,22 +32,17 @@ def layered(
 ) -> tuple[TransformersModel, LayeredDistribution]:
     """A random GPT-2 in float64 as a target, and its distribution, computed apart.
 
-    With an `agreement` of 1 the layers after the first add nothing, with 0 all that they can.
+    With an `agreement` of 1 the layers after the first add nothing, with 0 all that they can. All
+    of it computes in float64, the norms and the softmax of the attention included.
     """
-    from ..runtimes.transformers.model import TransformersModel
-
-    shipped, apart = (_gpt2(vocab_size, seed, agreement, layers) for _ in range(2))
-    return TransformersModel(shipped, max_sequences=_SEQUENCES), LayeredDistribution(apart)
-
-
-def _gpt2(vocab_size: int, seed: int, agreement: float, layers: int) -> Any:
-    """All of it computes in float64, the norms and the softmax of the attention included."""
     from transformers import GPT2Config, GPT2LMHeadModel
+
+    from ..runtimes.transformers.model import TransformersModel
 
     config = GPT2Config(
         vocab_size=vocab_size,
-        n_positions=_LONGEST,
-        n_embd=_WIDTH,
+        n_positions=32,
+        n_embd=8,
         n_layer=layers,
         n_head=2,
         bos_token_id=None,
@@ -66,4 +60,5 @@ def _gpt2(vocab_size: int, seed: int, agreement: float, layers: int) -> Any:
         for block in model.transformer.h[1:]:
             block.attn.c_proj.weight.mul_(1 - agreement)
             block.mlp.c_proj.weight.mul_(1 - agreement)
-    return model
+    apart = LayeredDistribution(copy.deepcopy(model))
+    return TransformersModel(model, max_sequences=_SEQUENCES), apart

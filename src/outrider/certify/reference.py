@@ -119,12 +119,11 @@ def ended(output: Tokens, params: SamplingParams, texts: Sequence[str]) -> bool:
     if output[-1] in params.stop_token_ids:
         return True
     if params.stop and len(output) >= params.min_tokens:
-        before = len("".join(texts[token] for token in output[:-1]))
         text = "".join(texts[token] for token in output)
-        for stop in params.stop:
-            # It ends in the last token's text.
-            if any(text[:end].endswith(stop) for end in range(before + 1, len(text) + 1)):
-                return True
+        last = len(texts[output[-1]])
+        # It ends in the last token's text.
+        if any(stop in text[-(len(stop) - 1 + last) :] for stop in params.stop if last):
+            return True
     return params.structured_output is not None and not allowed(output, params, texts).any()
 
 

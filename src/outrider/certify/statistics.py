@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from ..engine.metrics import SpeculationMetrics
 from ..runtimes.base import Runtime
 from .checks import Report
 from .goodness import Fit, fit, holm, together
-from .kits.references import Reference
 from .reference import filtered
 from .runtime import reference_of
 
@@ -109,42 +109,37 @@ def statistical_tier(
     """
     # Only a model drafts trees.
     ways = [way for way in WAYS if way[0] != "tree" or isinstance(drafter, ModelDrafter)]
-    total = samples * len(ways)
-    done = 0
+    total, done = samples * len(ways), count(1)
     positions: list[Position] = []
     speculation: dict[str, SpeculationMetrics] = {}
-    probabilities = forward_probabilities(reference_of(target))
+    reference = reference_of(target)
+
+    def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
+        logits = torch.stack([reference.computed(prefix) for prefix in prefixes])
+        return logits.double().softmax(-1).cpu().numpy()
+
     for index, (name, settings, sampling) in enumerate(ways):
         config = SpeculativeConfig(
-            depth="fixed",
-            num_speculative_tokens=TOKENS - 1,
-            validate="always",
-            **settings,
+            depth="fixed", num_speculative_tokens=TOKENS - 1, validate="always", **settings
         )
         params = SamplingParams(
             max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling
         )
         decoder = SpeculativeDecoder(target, drafter, config=config)
         cell = Cell(name, decoder, prompts[index % len(prompts)], params)
-
-        def count(name: str = name) -> None:
-            nonlocal done
-            done += 1
-            report(done, total, name)
-
-        outputs = sample(cell, count)
+        outputs = sample(cell, lambda way: report(next(done), total, way))
         speculation[name] = decoder.metrics
         positions += fitted_positions(cell, outputs, probabilities)
     return StatisticalTier(tuple(corrected(positions)), samples, seed, speculation)
 
 
-def sample(cell: Cell, report: Callable[[], None] = lambda: None) -> list[Tokens]:
-    """The outputs of all of a cell's continuations; `report` is called after each."""
+def sample(cell: Cell, report: Callable[[str], None] = lambda _: None) -> list[Tokens]:
+    """The outputs of all of a cell's continuations; `report` takes its name after each."""
     outputs: list[list[int]] = [[] for _ in range(cell.params.n)]
     for event in cell.decoder.stream(list(cell.prompt), cell.params):
         outputs[event.choice].append(event.token_id)
         if event.finish_reason is not None:
-            report()
+            report(cell.name)
     return [tuple(output) for output in outputs]
 
 
@@ -179,13 +174,3 @@ def corrected(positions: Sequence[Position]) -> list[Position]:
         )
         for item, passed in zip(positions, stands, strict=True)
     ]
-
-
-def forward_probabilities(reference: Reference) -> Probabilities:
-    """The distributions of a model that computes each prefix anew, float64 from its logits."""
-
-    def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
-        logits = torch.stack([reference.computed(prefix) for prefix in prefixes])
-        return logits.double().softmax(-1).cpu().numpy()
-
-    return probabilities

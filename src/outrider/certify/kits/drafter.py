@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from types import FunctionType, ModuleType
@@ -19,13 +20,14 @@ import torch
 
 from ...config.params import SamplingParams
 from ...drafters.base import Drafter
+from ...engine.validation import check_proposal
 from ...policies.confidence import ConfidenceRule
 from ...random import Enumerator
 from ...types.finding import Finding
 from ...types.plan import DraftPlan, DraftTree
 from ...types.records import MODEL, DraftProposal, Prefix
 from .drafter_round import Outcome, TrialContext, outcomes, release
-from .runner import Broken, require, run
+from .runner import require, run
 
 TOLERANCE = 1e-12
 """How far two probabilities of the same outcome may differ."""
@@ -57,26 +59,31 @@ def check_drafter(
     return run((check.__name__.replace("_", " "), check) for check in properties)
 
 
+@dataclass
 class _Kit:
     """The checks of one kind of drafter, each by the name of its property."""
 
-    def __init__(self, make_drafter: Callable[[], Drafter], vocab_size: int, depth: int) -> None:
-        self._make = make_drafter
-        self._vocab_size = vocab_size
-        self._depth = depth
-        self._ids = count()
+    make: Callable[[], Drafter]
+    vocab_size: int
+    depth: int
+    ids: Iterator[int] = field(default_factory=count)
 
     def form(self) -> None:
         """Proposals have the contract's shapes, dtypes and ranges."""
-        for plan, proposal in self._proposals():
-            _require_form(proposal, plan, self._vocab_size)
+        prefixes = [Prefix(row, PROMPT) for row in range(3)]
+        for _, proposal in self._proposals():
+            # Whether it is as deep as planned is another property.
+            deep = DraftPlan(np.full(3, proposal.width))
+            check_proposal(proposal, prefixes, deep, self.vocab_size, torch.device("cpu"))
+            told, shape = proposal.confidence, proposal.tokens.shape
+            require(told is None or told.shape == shape, f"confidence is not of shape {shape}")
 
     def lengths(self) -> None:
         """No row is drafted further than planned."""
         for plan, proposal in self._proposals():
             most = plan.depth if proposal.parents is None else plan.lengths
             fits = (proposal.lengths <= most).all()
-            require(fits, f"lengths {proposal.lengths.tolist()}, planned {_described(plan)}")
+            require(fits, f"lengths {proposal.lengths.tolist()}, planned {most.tolist()}")
 
     def distributions(self) -> None:
         """Tokens come from the distributions that are reported for them."""
@@ -112,7 +119,7 @@ class _Kit:
 
     def stop_tokens(self) -> None:
         """Looked-up drafts end at the first token that would end the request."""
-        for stop in range(self._vocab_size):
+        for stop in range(self.vocab_size):
             for _, proposal in self._proposals(stop_ids=frozenset({stop})):
                 drafts = zip(_drafts(proposal), proposal.row_sources, strict=True)
                 for (tokens, parents), source in drafts:
@@ -124,7 +131,7 @@ class _Kit:
 
     def release(self) -> None:
         """What was kept of a released sequence is gone; discarded ones are not shared."""
-        drafter, plan = self._make(), self._plans()[0]
+        drafter, plan = self.make(), self._plans()[0]
         sizes = []
         for rounds in (3, 12):
             for _ in range(rounds):
@@ -145,13 +152,13 @@ class _Kit:
         )
 
     def _after_three(self, when: str, *, learning: bool, **context: Any) -> None:
-        drafter = self._make()
+        drafter = self.make()
         for _ in range(3):
             self._decode(drafter, self._plans()[0], learning=learning, discard=False)
         self._require_same(drafter, when, **context)
 
     def _plans(self, rows: int = 3) -> list[DraftPlan]:
-        depth = np.array([self._depth, 0, 1], dtype=np.int64)[:rows]
+        depth = np.array([self.depth, 0, 1], dtype=np.int64)[:rows]
         two = depth.clip(max=2)
         rule = ConfidenceRule(depth, np.full_like(depth, -1), 0.25)
         return [
@@ -164,22 +171,19 @@ class _Kit:
     @cached_property
     def _walked(self) -> list[tuple[DraftPlan, list[Outcome]]]:
         """All outcomes of one row, for each plan."""
-        return [
-            (plan, outcomes(self._make(), PROMPT, plan, sequence_ids=self._ids))
-            for plan in self._plans(rows=1)
-        ]
+        return [(plan, outcomes(self.make(), PROMPT, plan)) for plan in self._plans(rows=1)]
 
     def _prompt(self, shift: int = 0) -> list[int]:
-        return [(token + shift) % self._vocab_size for token in PROMPT]
+        return [(token + shift) % self.vocab_size for token in PROMPT]
 
     def _proposals(self, **context: Any) -> Iterator[tuple[DraftPlan, DraftProposal]]:
         for plan in self._plans():
-            yield plan, self._proposed(self._make(), plan, **context)
+            yield plan, self._proposed(self.make(), plan, **context)
 
     def _proposed(self, drafter: Drafter, plan: DraftPlan, **context: Any) -> DraftProposal:
         """Propose for three rows, each draw with its first possible outcome."""
         ctx = TrialContext(plan, Enumerator([()] * 3), **context)
-        prefixes = [Prefix(next(self._ids), self._prompt(shift)) for shift in range(3)]
+        prefixes = [Prefix(next(self.ids), self._prompt(shift)) for shift in range(3)]
         proposal = drafter.propose(prefixes, plan, ctx)
         release(drafter, prefixes, discard=True)
         return proposal
@@ -189,8 +193,8 @@ class _Kit:
 
         Their outputs hold the kit's prompts, which go on in another way than within themselves.
         """
-        outputs = [[*self._prompt(shift), (2 + shift) % self._vocab_size] for shift in range(3)]
-        prefixes = [Prefix(next(self._ids), [0, *output[:-1]]) for output in outputs]
+        outputs = [[*self._prompt(shift), (2 + shift) % self.vocab_size] for shift in range(3)]
+        prefixes = [Prefix(next(self.ids), [0, *output[:-1]]) for output in outputs]
         for _ in range(2):
             ctx = TrialContext(plan, Enumerator([()] * 3), learning=learning)
             drafter.propose(prefixes, plan, ctx)
@@ -211,37 +215,6 @@ def _drafts(proposal: DraftProposal) -> list[tuple[list[int], list[int]]]:
     return [(tokens[:length], parents[:length].tolist()) for tokens, parents, length in rows]
 
 
-def _require_form(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) -> None:
-    batch, width = len(plan.depth), proposal.tokens.shape[-1]
-
-    def holds(what: object, detail: str) -> None:
-        require(what, f"{detail}, planned {_described(plan)}")
-
-    form = proposal.tokens.dtype, list(proposal.tokens.shape)
-    holds(form == (torch.int64, [batch, width]), f"tokens are {form[0]} {form[1]}")
-    lengths = proposal.lengths
-    inside = lengths.shape == (batch,) and lengths.min() >= 0 and lengths.max() <= width
-    holds(inside, f"lengths are {lengths.tolist()} for {width} columns")
-    holds(len(proposal.row_sources) == batch, f"sources are {proposal.sources}")
-    if not width:
-        return
-    made = proposal.distributions
-    if made is None or (made.probs is None) == (made.point_masses is None):
-        raise Broken("distributions have not exactly one of probs and point_masses")
-    for name in ("parents", "distribution_rows", "confidence"):
-        values = getattr(proposal, name)
-        fits = values is None or values.shape == (batch, width)
-        holds(fits, f"{name} have the shape {np.shape(values)}")
-    parents = proposal.structure
-    inside = (parents >= 0).all() and (parents <= np.arange(width)).all()
-    holds(inside, f"parents are {parents.tolist()}")
-    wide = [] if made.probs is None else list(made.probs.shape)
-    holds(wide[2:] in ([], [vocab_size]), f"distributions have the shape {wide}")
-    for tokens, _ in _drafts(proposal):
-        known = all(0 <= token < vocab_size for token in tokens)
-        holds(known, f"tokens are {tokens} of a vocabulary of {vocab_size}")
-
-
 def _entries(held: object) -> int:
     """Count what containers hold that can be reached from an object."""
     waiting, seen, size = [held], set[int](), 0
@@ -256,8 +229,3 @@ def _entries(held: object) -> int:
             size += len(value)
         waiting += gc.get_referents(value)
     return size
-
-
-def _described(plan: DraftPlan) -> str:
-    tree = "" if plan.tree is None else f" with levels {plan.tree.levels}"
-    return f"depths {plan.depth.tolist()}{tree}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -94,18 +94,13 @@ class Outcome:
 
 
 def outcomes(
-    drafter: Drafter,
-    tokens: Sequence[int],
-    plan: DraftPlan,
-    *,
-    sequence_ids: Iterator[int] | None = None,
-    **context: Any,
+    drafter: Drafter, tokens: Sequence[int], plan: DraftPlan, **context: Any
 ) -> list[Outcome]:
     """Walk all outcomes of a drafter's draws for one sequence; it learns nothing from them.
 
     The plan has one row. `context` is for `TrialContext`.
     """
-    ids = count() if sequence_ids is None else sequence_ids
+    ids = count()
     found, waiting = [], [tuple[int, ...]()]
     while waiting:
         chance = Enumerator([waiting.pop()])

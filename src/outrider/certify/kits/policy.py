@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -51,7 +52,7 @@ def check_policy(policy: Policy) -> tuple[Finding, ...]:
 
     return run(
         [
-            ("plans some rounds and learns from them", lambda: plans.extend(_rounds(policy))),
+            ("plans some rounds and learns from them", lambda: plans.extend(rounds(policy))),
             ("one int64 depth for each sequence", each(_one_depth_each)),
             ("depths are in 0..remaining - 1", each(_in_range)),
             ("a tree has as many levels as its deepest row", each(_has_levels)),
@@ -65,26 +66,19 @@ def check_policy(policy: Policy) -> tuple[Finding, ...]:
     )
 
 
-def play(
-    policy: Policy,
-    states: States,
-    depth: Sequence[int],
-    kept: Sequence[int],
-    *,
-    levels: Sequence[int] | None = None,
-    confidence: float = 0.75,
+def _played(
+    policy: Policy, states: States, plan: DraftPlan, kept: Sequence[int]
 ) -> tuple[list[SequenceState], RoundRecord]:
-    """Make up a round that drafted and kept so many tokens in a row for each sequence.
+    """Make up a round that drafts as planned and keeps so many tokens in a row of each sequence.
 
-    Trees have that many nodes at each of their `levels`. The draft has the same confidence in every
-    token.
+    The draft has the same confidence in every token.
 
     Returns:
         The sequences after it, and its record, for `Policy.observe`.
     """
-    rows, deepest = len(states), max(depth)
-    drafted = [sum((levels or (1,) * deepest)[:each]) for each in depth]
-    confidences = tuple((confidence,) * each for each in depth)
+    depth, rows = [int(each) for each in plan.depth], len(states)
+    levels = (1,) * max(depth) if plan.tree is None else plan.tree.levels
+    confidences = tuple((0.75,) * each for each in depth)
     after = [
         replace(
             state,
@@ -96,11 +90,11 @@ def play(
         )
         for row, state in enumerate(states)
     ]
-    target_s = 1 + _TOKEN_S * (rows * (deepest + 1) - 1)
-    draft_s = _STEP_S * deepest
+    target_s = 1 + _TOKEN_S * (rows * (max(depth) + 1) - 1)
+    draft_s = _STEP_S * max(depth)
     return after, RoundRecord(
         sequence_ids=tuple(state.prefix.sequence_id for state in states),
-        drafted=tuple(drafted),
+        drafted=tuple(sum(levels[:each]) for each in depth),
         depth=tuple(depth),
         accepted=tuple(kept),
         emitted=tuple(each + 1 for each in kept),
@@ -126,8 +120,8 @@ def _states(rows: int, **params: Any) -> list[SequenceState]:
     return states
 
 
-def _rounds(policy: Policy) -> list[Planned]:
-    """Plan rounds that keep all tokens or half of them, and learn from them."""
+def rounds(policy: Policy) -> list[Planned]:
+    """Plan made-up rounds that keep all tokens or half of them, and learn from them."""
     plans: list[Planned] = []
     for rows in (1, 5):
         knowledge, states = policy.start(), _states(rows)
@@ -139,8 +133,7 @@ def _rounds(policy: Policy) -> list[Planned]:
             plans.append((knowledge, states, plan))
             depth = [int(each) for each in plan.depth]
             kept = depth if number % 2 else [each // 2 for each in depth]
-            levels = None if plan.tree is None else plan.tree.levels
-            states, record = play(policy, states, depth, kept, levels=levels)
+            states, record = _played(policy, states, plan, kept)
             knowledge = policy.observe(knowledge, states, record)
     return plans
 
@@ -173,10 +166,8 @@ def _has_levels(states: States, plan: DraftPlan) -> None:
 
 def _pure(policy: Policy, plans: list[Planned]) -> None:
     """Plan all rounds again, in several other orders."""
-    order = [*_some(plans)[::-1], *plans[::2]]
-    for seed in range(3):
-        order += Random(seed).sample(plans, len(plans))
-    for knowledge, states, plan in order:
+    orders = [_some(plans)[::-1], *(Random(seed).sample(plans, len(plans)) for seed in range(4))]
+    for knowledge, states, plan in chain(*orders):
         before = repr((knowledge, states))
         found, expected = (
             (each.depth.tolist(), each.model_depth.tolist(), each.tree)

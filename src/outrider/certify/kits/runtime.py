@@ -50,7 +50,8 @@ def check_runtime(
     """
 
     def checked(check: Callable[[Case], str]) -> str:
-        return check(Case(make(), reference or FreshRuntime(make()), tolerance, seed))
+        rng = np.random.default_rng(seed)
+        return check(Case(make(), reference or FreshRuntime(make()), tolerance, rng))
 
     chosen = [(name, check) for name, check in CHECKS if names is None or name in names]
     return run((name, partial(checked, check)) for name, check in chosen)

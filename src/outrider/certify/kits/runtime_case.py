@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...engine.validation import check_scores
 from ...runtimes.base import Runtime, rounding_of, tolerated
 from ...types import trees
 from ...types.records import Distributions, DraftProposal, Prefix
@@ -27,12 +28,9 @@ class Case:
     runtime: Runtime
     reference: Reference
     tolerance: float | None
-    seed: int
+    rng: np.random.Generator
     worst: float = 0.0
     names: Iterator[int] = field(default_factory=lambda: count(1))
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
 
     @property
     def room(self) -> int:
@@ -73,12 +71,10 @@ class Case:
     def verify(self, names: Sequence[int], paths: Sequence[Path], rows: Sequence[Row]) -> None:
         """Verify drafts, and compare the logits after every node."""
         prefixes = [Prefix(name, path) for name, path in zip(names, paths, strict=True)]
-        logits = self.runtime.verify(prefixes, self.proposal(rows)).logits
-        width = 1 + max(len(tokens) for tokens, _ in rows)
-        expected = (len(paths), width, self.runtime.vocab_size)
-        found = tuple(logits.shape)
-        require(found == expected, f"logits of shape {found}; expected {expected}")
-        for after, path, row in zip(logits, paths, rows, strict=True):
+        asked = self.proposal(rows)
+        scores = self.runtime.verify(prefixes, asked)
+        check_scores(scores, asked, self.runtime.vocab_size)
+        for after, path, row in zip(scores.logits, paths, rows, strict=True):
             for node in range(len(row[0]) + 1):
                 self.compare(after[node], (*path, *spelled(row, node)))
 

@@ -24,7 +24,7 @@ from ...types.finding import Finding
 from ...types.records import Distributions, DraftProposal
 from ...verification import Method, Tree, Verifier
 from ..contracts import CheckedMethod, described
-from .runner import Broken, require, run
+from .runner import require, run
 
 TOLERANCE = 1e-12
 PROPERTIES = (
@@ -41,41 +41,28 @@ _VOCABULARY = 4
 
 Row = NDArray[np.float64]
 Path = tuple[int, ...]
-Errors = defaultdict[str, list[tuple[float, str]]]
-"""What was measured of each property: an error, and on what."""
+Pair = Callable[[int, Path], Row]
+"""The distribution [V] of the target (0) or the drafter (1) after a path."""
+
+Draft = tuple[float, Path, tuple[Row, ...]]
+"""How likely a draft is, the token of each node but the root, and from what each is drawn.
+
+Point masses have no rows of distributions.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A token for each node but the root, with which probability they are drawn, and from what.
-
-    Point masses have no rows of distributions.
-    """
-
-    probability: float
-    tokens: Path
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
+def _pair(seed: int, sparse: bool) -> Pair:
     """A target and a drafter, some of whose probabilities are zero if they are `sparse`."""
 
-    seed: int
-    sparse: bool
+    @cache
+    def row(side: int, path: Path) -> Row:
+        rng = np.random.default_rng((seed, side, *(token + 1 for token in path)))
+        row = rng.dirichlet(np.full(_VOCABULARY, 0.7))
+        if sparse and rng.random() < 0.6:
+            row[rng.integers(_VOCABULARY)] = 0.0
+        return np.asarray(row / row.sum())
 
-    def row(self, side: int, path: Path) -> Row:
-        """The distribution [V] of the target (0) or the drafter (1) after a path."""
-        return _row(self, side, path)
-
-
-@cache
-def _row(pair: _Pair, side: int, path: Path) -> Row:
-    rng = np.random.default_rng((pair.seed, side, *(token + 1 for token in path)))
-    row = rng.dirichlet(np.full(_VOCABULARY, 0.7))
-    if pair.sparse and rng.random() < 0.6:
-        row[rng.integers(_VOCABULARY)] = 0.0
-    return np.asarray(row / row.sum())
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,36 +71,33 @@ class _Case:
 
     name: str
     parents: NDArray[np.int64]
-    pair: _Pair
+    pair: Pair
     drafts: list[Draft]
 
     @property
     def chain(self) -> bool:
         return bool((self.parents == np.arange(len(self.parents))).all())
 
-    def path(self, draft: Draft, node: int) -> Path:
-        return _path(self.parents, draft.tokens, node)
-
     def tree(self, make: Callable[[Any], Any], padding: int = 0) -> Tree:
         """The drafts beside their target, with columns of NaN behind, as `make` makes arrays."""
-        batch, width = len(self.drafts), len(self.parents)
-        nodes = range(width + 1)
-        after = [[self.pair.row(0, self.path(each, n)) for n in nodes] for each in self.drafts]
+        _, tokens, rows = zip(*self.drafts, strict=True)
+        batch, width = len(tokens), len(self.parents)
+        paths = [[_path(self.parents, each, node) for node in range(width + 1)] for each in tokens]
+        after = [[self.pair(0, path) for path in each] for each in paths]
 
         def padded(rows: Any, entry: float) -> Any:
             filled = np.asarray(rows)
             behind = [(0, 0), (0, padding), (0, 0)][: filled.ndim]
             return make(np.pad(filled, behind, constant_values=entry))
 
-        tokens = padded([draft.tokens for draft in self.drafts], 0)
-        drawn = self.drafts[0].rows != ()
-        distributions = Distributions(point_masses=tokens)
+        drafted, drawn = padded(tokens, 0), rows[0] != ()
+        distributions = Distributions(point_masses=drafted)
         if drawn:
-            distributions = Distributions(probs=padded([d.rows for d in self.drafts], np.nan))
+            distributions = Distributions(probs=padded(rows, np.nan))
         structure = None if self.chain else np.tile(self.parents, (batch, 1))
         sources = None if self.chain or not drawn else trees.chain(batch, width)
         lengths = np.full(batch, width)
-        proposal = DraftProposal(tokens, lengths, distributions, structure, sources)
+        proposal = DraftProposal(drafted, lengths, distributions, structure, sources)
         return Tree.of(proposal, padded(after, np.nan))
 
 
@@ -132,7 +116,8 @@ def check_verifier(verifier: Verifier | Method) -> tuple[Finding, ...]:
     method = verifier.method if isinstance(verifier, Verifier) else verifier
     if method is None:
         return tuple(Finding(name, True, "coupled: nothing to enumerate") for name in PROPERTIES)
-    checked, errors = CheckedMethod(method, masses=False), Errors(list)
+    checked = CheckedMethod(method, masses=False)
+    errors: dict[str, list[tuple[float, str]]] = defaultdict(list)
     raised: dict[str, str] = {}
     for case in _cases(method.trees):
         on = f"drafts with parents {case.parents.tolist()}"
@@ -141,32 +126,30 @@ def check_verifier(verifier: Verifier | Method) -> tuple[Finding, ...]:
                 errors[name].append((error, on))
         except Exception as error:  # a method of somebody's own may raise anything
             raised.setdefault(case.name, f"{described(error)}, on {on}")
-    unasked = () if method.trees else ("trees are exact",)
-    return run((name, partial(_reported, name, errors, raised, unasked)) for name in PROPERTIES)
 
+    def reported(name: str) -> str:
+        """The worst of what was measured of a property."""
+        if name == "trees are exact" and not method.trees:
+            return "not measured: the method takes chains only"
+        require(name not in raised, raised.get(name, ""))
+        why = next(iter(raised.values()), "there was no case")
+        require(errors[name], f"not measured: {why}")
+        error, on = max(errors[name], key=lambda item: (not item[0] <= TOLERANCE, item[0]))
+        detail = f"largest error {error:.1e}, {on}"
+        require(error <= TOLERANCE, detail)
+        return detail
 
-def _reported(name: str, errors: Errors, raised: dict[str, str], unasked: Sequence[str]) -> str:
-    """The worst of what was measured of a property."""
-    if name in unasked:
-        return "not measured: the method takes chains only"
-    if name in raised:
-        raise Broken(raised[name])
-    if not errors[name]:
-        raise Broken(f"not measured: {next(iter(raised.values()), 'there was no case')}")
-    error, on = max(errors[name], key=lambda item: (not item[0] <= TOLERANCE, item[0]))
-    detail = f"largest error {error:.1e}, {on}"
-    require(error <= TOLERANCE, detail)
-    return detail
+    return run((name, partial(reported, name)) for name in PROPERTIES)
 
 
 def _cases(with_trees: bool) -> Iterator[_Case]:
     for seed, sparse in itertools.product(range(3), (False, True)):
-        pair = _Pair(seed, sparse)
+        pair = _pair(seed, sparse)
         for depth in (1, 2, 3):
             chain = np.arange(depth)
             yield _Case("chains are exact", chain, pair, list(_drawn(chain, pair, True)))
-            deterministic = Draft(1.0, tuple((seed + i) % _VOCABULARY for i in range(depth)), ())
-            yield _Case("point masses are exact", chain, pair, [deterministic])
+            tokens = tuple((seed + i) % _VOCABULARY for i in range(depth))
+            yield _Case("point masses are exact", chain, pair, [(1.0, tokens, ())])
         for shape in ([0, 0], [0, 0, 1], [0, 1, 1]) if with_trees else ():
             for replaced in (False, True):
                 parents = np.array(shape)
@@ -174,12 +157,12 @@ def _cases(with_trees: bool) -> Iterator[_Case]:
                 yield _Case("trees are exact", parents, pair, drafts)
 
 
-def _drawn(parents: NDArray[np.int64], pair: _Pair, replaced: bool) -> Iterator[Draft]:
+def _drawn(parents: NDArray[np.int64], pair: Pair, replaced: bool) -> Iterator[Draft]:
     """All drafts of a shape; siblings drawn with replacement, or without while there is another."""
     for tokens in itertools.product(range(_VOCABULARY), repeat=len(parents)):
         probability, rows = 1.0, []
         for column, token in enumerate(tokens):
-            row = pair.row(1, _path(parents, tokens, int(parents[column])))
+            row = pair(1, _path(parents, tokens, int(parents[column])))
             if not replaced:
                 taken = [tokens[i] for i in range(column) if parents[i] == parents[column]]
                 left = row.copy()
@@ -188,7 +171,7 @@ def _drawn(parents: NDArray[np.int64], pair: _Pair, replaced: bool) -> Iterator[
             rows.append(row)
             probability *= float(row[token])
         if probability > 0:
-            yield Draft(probability, tokens, tuple(rows))
+            yield probability, tokens, tuple(rows)
 
 
 def _path(parents: NDArray[np.int64], tokens: Sequence[int], node: int) -> Path:
@@ -215,19 +198,19 @@ def _measured(method: Method, case: _Case) -> dict[str, float]:
     emitted: dict[Path, float] = defaultdict(float)
     worst = 0.0
     for (row, draft), node in itertools.product(enumerate(case.drafts), range(len(residual))):
-        reached = draft.probability * float(stop[row, node])
+        reached = draft[0] * float(stop[row, node])
         if not reached > 0:
             continue
         # What rounding alone brings about counts for as much as it is likely.
         worst = max(worst, _off(residual[node, row]) * min(1.0, reached / TOLERANCE))
         for token in range(_VOCABULARY):
-            path = (*case.path(draft, node), token)
+            path = (*_path(case.parents, draft[1], node), token)
             emitted[path] += reached * float(residual[node, row, token])
     found["residuals are distributions"] = worst
     found["tokens of probability zero are never emitted"] = sum(
         mass
         for path, mass in emitted.items()
-        if any(case.pair.row(0, path[:i])[token] <= 0 for i, token in enumerate(path))
+        if any(case.pair(0, path[:i])[token] <= 0 for i, token in enumerate(path))
     )
     found[case.name] = _distance(case.pair, emitted)
     if case.chain:
@@ -247,12 +230,12 @@ def _off(distributions: Row) -> float:
     return float(np.abs(distributions.sum(-1) - 1).max()) + max(0.0, -float(distributions.min()))
 
 
-def _distance(pair: _Pair, emitted: dict[Path, float]) -> float:
+def _distance(pair: Pair, emitted: dict[Path, float]) -> float:
     """The largest error in a text's probability, the target completing what was emitted."""
     length = max(map(len, emitted))
     worst = 0.0
     for text in itertools.product(range(_VOCABULARY), repeat=length):
-        after = [float(pair.row(0, text[:i])[token]) for i, token in enumerate(text)]
+        after = [float(pair(0, text[:i])[token]) for i, token in enumerate(text)]
         got = sum(
             emitted.get(text[:end], 0.0) * float(np.prod(after[end:]))
             for end in range(1, length + 1)
