@@ -1,14 +1,17 @@
-"""The end of a round: the states after it, and its record."""
+"""The end of a round: the states after it, its record, and its result."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from ..drafters.context import DraftContext
 from ..errors import InvalidConfigError, about
 from ..policies.base import Policy
+from ..sampling.batch import Batch
+from ..sampling.logprobs import Report
 from ..sampling.pipeline import LogitsPipeline
 from ..types.protocols import Tokenizer
 from ..types.records import (
@@ -20,11 +23,33 @@ from ..types.records import (
     SequenceState,
     TargetScores,
 )
-from .batch import Batch
-from .context import RoundContext
+from .outputs import Origin
 from .readback import RowVerdict
 from .spans import Spans
 from .stopping import until_stop
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of one round.
+
+    Attributes:
+        batch: the sequences after it, finished ones included.
+        emitted: the tokens each emitted.
+        record: what the round did and where its time went.
+        logprobs: of the tokens each emitted, for requests that ask; empty for the others.
+    """
+
+    batch: Batch
+    emitted: tuple[list[int], ...]
+    record: RoundRecord
+    logprobs: tuple[Report, ...]
+
+    def origin(self, row: int, index: int) -> Origin:
+        """Return where the `index`-th token that a row emitted came from."""
+        if index < self.record.accepted[row]:
+            return "draft"
+        return "bonus" if self.record.bonus[row] else "correction"
 
 
 def advance(
@@ -62,7 +87,7 @@ def advance(
             replace(
                 state,
                 prefix=state.prefix.extended(tokens),
-                depths=state.depths.extended([row.depth if source == MODEL else -row.drafted]),
+                depths=(*state.depths, row.depth if source == MODEL else -row.drafted),
                 finish_reason=reason,
                 history=policy.remember(state.history, outcome),
                 processors=kept,
@@ -104,7 +129,7 @@ def check_steppable(batch: Batch) -> None:
 
 
 def confidence_of(
-    proposal: DraftProposal, context: RoundContext, rows: Sequence[RowVerdict]
+    proposal: DraftProposal, context: DraftContext, rows: Sequence[RowVerdict]
 ) -> list[tuple[float, ...]]:
     """The confidence in each token of each row's chain; empty where none is known."""
     drawn, known = context.confidence.tolist(), proposal.confidence

@@ -11,10 +11,11 @@ from functools import partial
 import torch
 
 from ..config.params import SpeculativeConfig
-from ..drafters.base import DraftContext, Drafter, nothing_drafted
+from ..drafters.base import Drafter, nothing_drafted
+from ..drafters.context import DraftContext
 from ..errors import CacheFullError, DraftError, KeyReuseError, OutriderError
+from ..sampling.batch import Batch
 from ..types.records import DraftPlan, DraftProposal, HiddenStates, Prefix
-from .batch import Batch
 from .validation import check_proposal, wanted
 
 _LOG = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from torch import Tensor
 from ..errors import DegenerateDistributionError, DraftError, OutriderError
 from ..random import RoundDraws
 from ..sampling import distributions as sampling
+from ..sampling.batch import Batch
 from ..sampling.paths import Path
 from ..sampling.pipeline import LogitsPipeline
 from ..types import trees
 from ..types.records import MODEL, DraftProposal, Verdict
 from ..verification import Verifier, verify_point_masses
-from .batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,23 +48,6 @@ def until_stop(
     return found, "length" if len(found) == remaining else None
 
 
-def reachable_nodes(
-    state: SequenceState, drafted: Sequence[int], tokenizer: Tokenizer | None
-) -> int:
-    """Count the nodes of a drafted chain that the sequence can come to before it ends.
-
-    Args:
-        state: the sequence before the round.
-        drafted: the chain's tokens.
-        tokenizer: for stop strings.
-
-    Returns:
-        1 for the prefix, and one for each drafted token before the one that ends the sequence.
-    """
-    kept, reason = until_stop(state, drafted, tokenizer)
-    return len(kept) + (reason is None)
-
-
 def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> int | None:
     """Return the index of the first token that completes a stop string, None if none does.
 

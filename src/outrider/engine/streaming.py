@@ -10,7 +10,7 @@ from ..errors import OutriderError, about
 from ..sampling.logprobs import TokenLogprob
 from ..types.protocols import Tokenizer
 from ..types.records import SequenceState
-from .batch import StepResult
+from .commit import StepResult
 from .detokenize import StreamDecoder
 from .metrics import Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
@@ -146,7 +146,7 @@ def outputs(call: Call, tokenizer: Tokenizer | None, *, lossy: bool) -> list[Gen
             text=text,
             token_ids=tuple(state.output_ids),
             finish_reason="error" if sequence_id in call.errors else state.finish_reason or "error",
-            depths=tuple(state.depths),
+            depths=state.depths,
             metrics=tallies[sequence_id].metrics(),
             logprobs=None if state.params.logprobs is None else tuple(logprobs[sequence_id]),
             error=call.errors.get(sequence_id),

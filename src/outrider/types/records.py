@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..config.params import SamplingParams
 from . import trees
 from .plan import DraftPlan, DraftTree, RowOutcome, StopRule
-from .prefix import Output, Prefix, Series
+from .prefix import Output, Prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,6 @@ __all__ = [
     "RoundRecord",
     "RowOutcome",
     "SequenceState",
-    "Series",
     "StopRule",
     "TargetScores",
     "Verdict",
@@ -76,7 +75,7 @@ class SequenceState:
     stop_ids: frozenset[int]
     stream_key: int
     choice: int = 0
-    depths: Series = field(default_factory=Series)
+    depths: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     history: Any = None
     processors: tuple[Any, ...] = ()

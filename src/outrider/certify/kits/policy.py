@@ -89,7 +89,7 @@ def play(
         replace(
             state,
             prefix=state.prefix.extended([1] * min(kept[row] + 1, state.remaining)),
-            depths=state.depths.extended([depth[row]]),
+            depths=(*state.depths, depth[row]),
             history=policy.remember(
                 state.history, RowOutcome(MODEL, depth[row], kept[row], confidences[row])
             ),
