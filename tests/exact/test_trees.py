@@ -20,9 +20,10 @@ from outrider.certify.faults import plain_residual
 from outrider.certify.reference import distance, target_distribution
 from outrider.drafters import context
 from outrider.errors import DraftError, KeyReuseError
+from outrider.policies import Shape
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types import trees
-from outrider.types.records import Distributions, DraftPlan, DraftProposal
+from outrider.types.records import Distributions, DraftPlan, DraftProposal, DraftTree
 from outrider.verification import METHODS as LOSSLESS
 from outrider.verification import TraversalVerification, Tree
 from tests.support.exactness import TOLERANCE, configured, error
@@ -308,4 +309,5 @@ def test_the_shape_of_trees() -> None:
         [1, 0, 1, 1, 0],
         [0, 1, 0, 0, 1],
     ]
-    assert trees.level_sizes((2, 2, 1)) == [2, 4, 4]
+    config = SpeculativeConfig(tree_shape=(2, 2, 1))
+    assert Shape.of(config).tree == DraftTree((2, 4, 4), (2, 2, 1))

@@ -148,10 +148,17 @@ def record_of(
     confidence: Sequence[tuple[float, ...]],
     rows: Sequence[RowVerdict],
     emitted: Sequence[list[int]],
+    scores: TargetScores,
     spans: Spans,
+    between_s: float,
+    *,
+    failed: bool,
 ) -> RoundRecord:
-    """Record what a round did and where its time went, but for its end."""
+    """Record what a round did and where its time went; `between_s` before it, but for prefill."""
     pairs = list(zip(rows, emitted, strict=True))
+    found = scores.cached or (0,) * len(rows)
+    # Of new sequences, whose prompts may have been prefilled in parts.
+    parts = [(0, 0.0) if s.round else (s.cached, s.draft_prefill_s) for s in batch.states]
     return RoundRecord(
         sequence_ids=batch.sequence_ids,
         drafted=tuple(row.drafted for row in rows),
@@ -160,12 +167,13 @@ def record_of(
         emitted=tuple(map(len, emitted)),
         bonus=tuple(row.bonus for row in rows),
         ceiling=tuple(row.ceiling for row in rows),
-        draft_failed=False,
+        draft_failed=failed,
         sources=proposal.row_sources,
         confidence=tuple(confidence),
-        cached=(0,) * len(rows),
+        cached=tuple(max(n, part) for n, (part, _) in zip(found, parts, strict=True)),
         draft_s=spans.seconds("draft"),
         target_s=spans.seconds("target"),
-        total_s=0.0,
+        total_s=spans.total(),
         plan_s=spans.seconds("plan"),
+        between_s=between_s + sum(seconds for _, seconds in parts),
     )

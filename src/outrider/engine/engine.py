@@ -213,13 +213,16 @@ class Engine:
         self._drafting.observe_round(kept_states(batch, rows, scores))
         tops = [state.params.logprobs for state in states]
         logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
-        prefilled = [state.draft_prefill_s for state in batch.states if not state.round]
-        record = replace(
-            record_of(batch, proposal, confidence, rows, emitted, spans),
-            cached=_cached(batch, scores.cached),
-            draft_failed=failed,
-            total_s=spans.total(),
-            between_s=self._between_s + sum(prefilled),
+        record = record_of(
+            batch,
+            proposal,
+            confidence,
+            rows,
+            emitted,
+            scores,
+            spans,
+            self._between_s,
+            failed=failed,
         )
         return StepResult(replace(batch, states=tuple(states)), tuple(emitted), record, logprobs)
 
@@ -302,12 +305,3 @@ class Engine:
     def _ended(self, state: SequenceState, drafted: tuple[int, ...]) -> bool:
         """Whether drafted tokens, were they emitted, would have ended a request."""
         return until_stop(state, drafted, self.tokenizer)[1] is not None
-
-
-def _cached(batch: Batch, found: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many tokens of new prefixes were found computed, in parts of them or in all."""
-    whole = found or (0,) * len(batch.states)
-    return tuple(
-        max(count, 0 if state.round else state.cached)
-        for state, count in zip(batch.states, whole, strict=True)
-    )

@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 
 from ..config.params import SamplingParams
 from . import trees
-from .plan import DraftPlan, DraftTree, RowOutcome, StopRule
-from .prefix import Output, Prefix
+from .plan import DraftPlan as DraftPlan
+from .plan import DraftTree as DraftTree
+from .plan import RowOutcome as RowOutcome
+from .plan import StopRule as StopRule
+from .prefix import Output as Output
+from .prefix import Prefix as Prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,25 +28,6 @@ FinishReason = Literal["stop", "length", "error"]
 
 MODEL = "model"
 """The source of a draft whose tokens each took a step of a model."""
-
-__all__ = [
-    "MODEL",
-    "Children",
-    "Distributions",
-    "DraftPlan",
-    "DraftProposal",
-    "DraftTree",
-    "FinishReason",
-    "HiddenStates",
-    "Output",
-    "Prefix",
-    "RoundRecord",
-    "RowOutcome",
-    "SequenceState",
-    "StopRule",
-    "TargetScores",
-    "Verdict",
-]
 
 
 @dataclass(frozen=True, slots=True)

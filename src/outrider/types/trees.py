@@ -9,8 +9,6 @@ right of the one it follows. Siblings are verified in the order of their columns
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,11 +78,6 @@ def path_table(parents: Parents) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         table[:, column + 1] = table[rows, parents[:, column]]
         table[rows, column + 1, depths[:, column + 1] - 1] = column
     return table, depths
-
-
-def level_sizes(shape: Sequence[int]) -> list[int]:
-    """How many nodes each level has if every node of the level above has shape[level] children."""
-    return list(accumulate(shape, mul))
 
 
 def longest_paths(ancestors: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,32 +9,17 @@ one draft the probability is sum_j 1 / sum_i max(p_i / p_j, q_i / q_j) (Daliri, 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
+from ..random import RoundDraws
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
 
 
-class Draws(Protocol):
-    """The draws that a verdict may ask for: two, or in coupled mode those of positions."""
-
-    def stop(self, distributions: Any) -> Any:
-        """Draw an index int64 [B] from each distribution [B, N + 1]."""
-
-    def token(self, distributions: Any) -> Any:
-        """Draw an index int64 [B] from each distribution [B, V]."""
-
-    def position(self, distributions: Any, offset: int, active: Any) -> Any:
-        """Draw the target's tokens int64 [B] from [B, V], `offset` positions after the prefix.
-
-        Rows that are not `active`, bool [B], may get any token; nothing need be drawn for them.
-        """
-
-
-def verify_coupled(proposal: DraftProposal, target: Any, draws: Draws) -> Verdict:
+def verify_coupled(proposal: DraftProposal, target: Any, draws: RoundDraws) -> Verdict:
     """Follow the target's own draws down the tree while they were proposed.
 
     Args:
