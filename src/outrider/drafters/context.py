@@ -103,8 +103,7 @@ class DraftContext:
     def stop_ids(self, row: int) -> frozenset[int]:
         """Return the tokens that end the row's request: a draft may end with one of them."""
         state = self._batch.states[row]
-        emitted = state.prefix.length - state.prompt_length
-        return state.stop_ids if emitted >= state.params.min_tokens else frozenset()
+        return state.stop_ids if state.emitted >= state.params.min_tokens else frozenset()
 
     def allowed(
         self, row: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]

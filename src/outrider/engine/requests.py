@@ -26,12 +26,12 @@ from ..random import stream_key
 from ..runtimes.base import Capabilities
 from ..sampling.grammar import Grammar, Grammars
 from ..types.protocols import Tokenizer, special_tokens
-from ..types.records import Output, Prefix, SequenceState
+from ..types.records import Prefix, SequenceState
 
 Prompt = str | Sequence[int]
 """A text, or token ids; also what a tokenizer returns of one text."""
 
-_EMPTY = Output(Prefix(0, ()))
+_EMPTY = Prefix(0, ())
 _SEARCHED = 256
 """The most beginnings of texts that are looked at for one that can be whole."""
 
@@ -63,7 +63,7 @@ class Request:
                 stream_key=key,
                 choice=choice,
                 processors=tuple(map(forked, self.params.logits_processors)),
-                grammar=None if self.grammar is None else self.grammar.copy(),
+                grammar=None if self.grammar is None else self.grammar.copy(len(self.token_ids)),
                 prediction=self.prediction,
             )
             for choice, sequence_id in enumerate(sequence_ids)

@@ -40,7 +40,7 @@ def until_stop(
     if state.grammar is not None:
         places = range(min(cut, len(found)))
         over = state.grammar.over
-        cut = next((i for i in places if over(state.output, tuple(found[: i + 1]))), cut)
+        cut = next((i for i in places if over(state.prefix, tuple(found[: i + 1]))), cut)
     if cut < len(found):
         return found[: cut + 1], "stop"
     if found and found[-1] in state.stop_ids:
@@ -53,8 +53,7 @@ def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokeniz
 
     Strings that were complete before `min_tokens` tokens do not count.
     """
-    emitted = state.prefix.length - state.prompt_length
-    first = max(0, state.params.min_tokens - emitted - 1)
+    first = max(0, state.params.min_tokens - state.emitted - 1)
     stops = state.params.stop
     recent, before = _recent(state, tokens[:first], tokenizer)
     with suppress(Exception):  # A tokenizer may fail at a token behind the stop.

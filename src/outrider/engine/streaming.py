@@ -108,7 +108,7 @@ def _ending(error: OutriderError, request: int, state: SequenceState | None = No
         token_id=-1,
         text="",
         origin="correction",
-        position=0 if state is None else len(state.output),
+        position=0 if state is None else state.emitted,
         round=0 if state is None else state.round,
         finish_reason="error",
         error=error,
@@ -216,7 +216,7 @@ class Streams:
         """
         state, tokens = step.batch.states[row], step.emitted[row]
         sequence_id = state.prefix.sequence_id
-        first = len(state.prefix) - state.prompt_length - len(tokens)
+        first = state.emitted - len(tokens)
         for index, token in enumerate(tokens):
             last = index == len(tokens) - 1 and state.finish_reason is not None
             entry = step.logprobs[row][index] if step.logprobs[row] else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,35 +70,3 @@ class Prefix:
 
     def __repr__(self) -> str:
         return f"Prefix(sequence_id={self.sequence_id}, tokens={self.tokens.tolist()})"
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What follows a prompt: the tokens of a prefix from a place on.
-
-    Attributes:
-        prefix: the prompt, and what was emitted.
-        start: the prompt's length.
-    """
-
-    prefix: Prefix
-    start: int = 0
-
-    def __len__(self) -> int:
-        return self.prefix.length - self.start
-
-    def since(self, earlier: Output | None) -> list[int] | None:
-        """The tokens after those of an earlier output; None if this one does not go on from it.
-
-        No more is looked at than what came after it.
-
-        Args:
-            earlier: the other; None for an empty one.
-        """
-        if earlier is not None and (
-            self.start != earlier.start or not earlier.prefix.begins(self.prefix)
-        ):
-            return None
-        known = self.start if earlier is None else earlier.prefix.length
-        tokens: list[int] = self.prefix.tokens[known:].tolist()
-        return tokens

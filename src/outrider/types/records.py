@@ -18,7 +18,6 @@ from .plan import DraftPlan as DraftPlan
 from .plan import DraftTree as DraftTree
 from .plan import RowOutcome as RowOutcome
 from .plan import StopRule as StopRule
-from .prefix import Output as Output
 from .prefix import Prefix as Prefix
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class SequenceState:
     @property
     def remaining(self) -> int:
         """The number of tokens that may still be emitted."""
-        return self.params.max_tokens - (self.prefix.length - self.prompt_length)
+        return self.params.max_tokens - self.emitted
 
     @property
     def replayed(self) -> int | None:
@@ -87,9 +86,9 @@ class SequenceState:
         return None if asked is None or self.round >= len(asked) else asked[self.round]
 
     @property
-    def output(self) -> Output:
-        """The tokens emitted so far, not copied."""
-        return Output(self.prefix, self.prompt_length)
+    def emitted(self) -> int:
+        """The number of tokens emitted so far."""
+        return self.prefix.length - self.prompt_length
 
     @property
     def output_ids(self) -> list[int]:

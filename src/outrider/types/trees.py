@@ -80,8 +80,8 @@ def path_table(parents: Parents) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return table, depths
 
 
-def longest_paths(ancestors: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def longest_paths(parents: Parents, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many tokens in a row are drafted for each row at most, int64 [B]."""
-    drafted = np.arange(ancestors.shape[1]) < lengths[:, None]
-    longest: NDArray[np.int64] = (ancestors.sum(2) * drafted).max(1, initial=0)
+    drafted = np.arange(parents.shape[1] + 1) <= lengths[:, None]
+    longest: NDArray[np.int64] = np.where(drafted, node_depths(parents), 0).max(1)
     return longest

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from array_api_compat import array_namespace
 
 from ..random import RoundDraws
@@ -33,8 +32,7 @@ def verify_coupled(proposal: DraftProposal, target: Any, draws: RoundDraws) -> V
     rows = xp.arange(batch, device=device)
     structure = proposal.structure
     children = trees.children_table(structure, proposal.lengths)
-    drafted = np.arange(proposal.width + 1) <= proposal.lengths[:, None]
-    deepest = int(np.where(drafted, trees.node_depths(structure), 0).max())
+    deepest = int(trees.longest_paths(structure, proposal.lengths).max())
     children = xp.asarray(children, device=device)
     node = xp.zeros(batch, dtype=xp.int64, device=device)
     active = xp.ones(batch, dtype=xp.bool, device=device)
