@@ -55,7 +55,7 @@ class ModelDrafter(Drafter):
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
         """Propose chains, or trees, of the plan's depth for a model; chains end by `ctx.depths`."""
-        depth = np.minimum(plan.depth, plan.model_depth)
+        depth = plan.model_depth
         shown = [self._shown(p) if n else p for p, n in zip(prefixes, depth, strict=True)]
         depth = np.minimum(depth, self._room(shown, plan))
         if not depth.any():
