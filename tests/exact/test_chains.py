@@ -19,9 +19,9 @@ from outrider.certify import exact_distribution, faults
 from outrider.certify.checks import expected
 from outrider.certify.reference import distance, target_distribution
 from outrider.drafters.ngram import NgramDrafter
-from outrider.engine import batch
 from outrider.errors import DegenerateDistributionError, InvalidConfigError, KeyReuseError
 from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.sampling import batch
 from outrider.verification import METHODS
 from tests.support.exactness import TOLERANCE, configured, error
 

@@ -18,11 +18,12 @@ from outrider.certify import exact_distribution
 from outrider.certify.checks import PROMPT, expected
 from outrider.certify.faults import plain_residual
 from outrider.certify.reference import distance, target_distribution
-from outrider.engine import context
+from outrider.drafters import context
 from outrider.errors import DraftError, KeyReuseError
+from outrider.policies import Shape
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types import trees
-from outrider.types.records import Distributions, DraftPlan, DraftProposal
+from outrider.types.records import Distributions, DraftPlan, DraftProposal, DraftTree
 from outrider.verification import METHODS as LOSSLESS
 from outrider.verification import TraversalVerification, Tree
 from tests.support.exactness import TOLERANCE, configured, error
@@ -252,12 +253,12 @@ def test_a_tree_whose_distributions_are_not_those_it_was_drawn_from_is_seen(
 
 def test_two_children_under_one_key_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = mock_pair(3, 1)
-    drawn = context.RoundContext._all_drawn
+    drawn = context.DraftContext._all_drawn
 
     def careless(self: Any, probs: Any, slots: Any, used: Any, replaced: bool) -> Any:
         return drawn(self, probs, slots * 0, used, replaced)
 
-    monkeypatch.setattr(context.RoundContext, "_all_drawn", careless)
+    monkeypatch.setattr(context.DraftContext, "_all_drawn", careless)
     config = configured("traversal", 1, tree_shape=(2,), tree_children="with_replacement")
     with pytest.raises(KeyReuseError):
         error(target, draft, config, SamplingParams(max_tokens=2))
@@ -308,4 +309,5 @@ def test_the_shape_of_trees() -> None:
         [1, 0, 1, 1, 0],
         [0, 1, 0, 0, 1],
     ]
-    assert trees.level_sizes((2, 2, 1)) == [2, 4, 4]
+    config = SpeculativeConfig(tree_shape=(2, 2, 1))
+    assert Shape.of(config).tree == DraftTree((2, 4, 4), (2, 2, 1))

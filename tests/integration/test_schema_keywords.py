@@ -14,7 +14,7 @@ import pytest
 from outrider import StructuredOutput
 from outrider.errors import InvalidConfigError
 from outrider.sampling.grammar import Grammars
-from outrider.types.records import Output, Prefix
+from outrider.types.records import Prefix
 from tests.support.alphabet import every_byte
 
 END = 256
@@ -37,7 +37,7 @@ def walks(schema: dict[str, Any], count: int) -> list[bytes]:
         grammar = GRAMMARS.of(StructuredOutput(json_schema=schema), frozenset({END}))
         path: list[int] = []
         while len(path) < 200:
-            mask = grammar.mask(Output(Prefix(0, path)))
+            mask = grammar.mask(Prefix(0, path))
             assert mask is not None
             allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
             if END in allowed and (len(allowed) == 1 or rng.random() < 0.3):

@@ -170,7 +170,7 @@ def play(
             replace(
                 state,
                 prefix=state.prefix.extended([0] * count),
-                depths=state.depths.extended([signed]),
+                depths=(*state.depths, signed),
                 history=policy.remember(state.history, outcome),
                 finish_reason="length" if count == state.remaining else None,
             )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..config.params import SamplingParams
-from ..engine.batch import StepResult
+from ..engine.commit import StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.requests import Prompt
 from ..errors import DegenerateDistributionError, InvalidConfigError
@@ -129,4 +129,4 @@ def outcomes(
 
 
 def _key(state: SequenceState) -> Key:
-    return tuple(state.output_ids), tuple(state.depths), state.finish_reason, state.history
+    return tuple(state.output_ids), state.depths, state.finish_reason, state.history

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.model import ModelDrafter
-from ..engine.batch import Batch, StepResult
+from ..engine.commit import StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..policies.base import Policy
 from ..random import Philox4x32, philox4x32
 from ..runtimes.tabular import TabularModel
 from ..runtimes.transformers.early_exit import first_layers
+from ..sampling.batch import Batch
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix, SequenceState
 from ..verification import BlockVerification, TokenVerification, Tree
 

@@ -1,136 +1,15 @@
-"""What the engine asks of a drafter, and what it offers one."""
+"""What the engine asks of a drafter."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from ..types.records import (
-    MODEL,
-    Children,
-    Distributions,
-    DraftPlan,
-    DraftProposal,
-    HiddenStates,
-    Prefix,
-)
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-
-class DraftContext(ABC):
-    """What a drafter may know of a round: how to make distributions, and how to draw.
-
-    Whether drafts are greedy, drawn or coupled is hidden from the drafter.
-    """
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where proposals are expected."""
-
-    @property
-    @abstractmethod
-    def processes_logits(self) -> bool:
-        """Whether distributions depend on the tokens drafted before: `distribution` needs them."""
-
-    @property
-    @abstractmethod
-    def local(self) -> NDArray[np.bool_]:
-        """Rows that must be drafted from their own sequence alone, bool [B], on the host.
-
-        Their text depends on what is drafted and is promised to repeat: what a drafter learnt from
-        other sequences must not be used for them.
-        """
-
-    @property
-    @abstractmethod
-    def prompt_lengths(self) -> NDArray[np.int64]:
-        """The number of prompt tokens of each row, int64 [B], on the host."""
-
-    @abstractmethod
-    def prediction(self, row: int) -> NDArray[np.int64] | None:
-        """Return the row's expected output, int64 [m], on the host; None if there is none."""
-
-    @abstractmethod
-    def stop_ids(self, row: int) -> frozenset[int]:
-        """Return the tokens that end the row's request: a draft may end with one of them."""
-
-    @abstractmethod
-    def allowed(
-        self, row: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Return which tokens of a row's chain or tree its request allows, with all before them.
-
-        Args:
-            row: of the round.
-            tokens: int64 [n], on the host.
-            parents: the node that each follows, int64 [n]: 0 the prefix.
-
-        Returns:
-            bool [n].
-        """
-
-    @property
-    @abstractmethod
-    def learning(self) -> bool:
-        """Whether a drafter may learn from this round. An enumeration walks all its outcomes."""
-
-    @abstractmethod
-    def limit_depths(self, depth: NDArray[np.int64]) -> None:
-        """Draw nothing from now on for rows beyond these depths [B], at most the plan's.
-
-        What is drawn for a row must not depend on what others need.
-        """
-
-    @abstractmethod
-    def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distributions:
-        """Make the distributions that the rows' own parameters ask for.
-
-        Args:
-            logits: [B, V] or [B, M, V], after M nodes of each row, all at one depth D.
-            path: the drafted tokens that lead to them, int64 [B, M, D]; None if there are none, or
-                if logits are not processed.
-        """
-
-    @abstractmethod
-    def pick(self, distributions: Distributions, position: int) -> Tensor:
-        """Draw tokens int64 [B], the `position`-th of this round; each position once a round."""
-
-    @abstractmethod
-    def depths(self) -> NDArray[np.int64]:
-        """Return how deep each row is drafted, int64 [B], after the tokens drawn so far.
-
-        To be asked after each `pick`, before the next step of the model. Where the plan's stop rule
-        says so a row ends here, and draws nothing from now on.
-        """
-
-    @abstractmethod
-    def children(
-        self, distributions: Distributions, counts: Tensor, most: int, first: int, level: int
-    ) -> Children:
-        """Draw tokens that follow the same node, for each of M nodes at depth `level`.
-
-        Args:
-            distributions: for [B, M].
-            counts: the number of children of each node, int64 [B, M], 0 included.
-            most: the largest count, known on the host.
-            first: the index of the first of these M nodes in the tree; each node once a round.
-            level: how many drafted tokens lead to these nodes.
-        """
-
-    @abstractmethod
-    def estimate_acceptance(self, distributions: Distributions, most: int) -> Tensor:
-        """Estimate how likely each of `most` children is kept, float64 [B, M, most].
-
-        Made before anything is drawn; it does not grow from one child to the next.
-        """
+from ..types.records import MODEL, DraftPlan, DraftProposal, HiddenStates, Prefix
+from .context import DraftContext as DraftContext
 
 
 class Drafter(ABC):
@@ -204,7 +83,5 @@ class Drafter(ABC):
 
 def nothing_drafted(rows: int, device: torch.device) -> DraftProposal:
     """Return the proposal of no tokens for B rows."""
-    import torch
-
     tokens = torch.empty(rows, 0, dtype=torch.int64, device=device)
     return DraftProposal(tokens, np.zeros(rows, dtype=np.int64), None)

@@ -107,7 +107,7 @@ class HybridDrafter(Drafter):
         sources = [
             found.source if len(own) else MODEL for found, own in zip(best, used, strict=True)
         ]
-        steps = np.where(taken, 0, np.minimum(plan.depth, plan.model_depth))
+        steps = np.where(taken, 0, plan.model_depth)
         if not steps.any():
             return proposal_of(used, sources, plan, ctx)
         ctx.limit_depths(steps)

@@ -116,11 +116,8 @@ class LookupDrafter(Drafter):
     """A drafter that proposes what it has seen or was given, each token a point mass."""
 
     looks_up = True
-
-    @property
-    def vocab_size(self) -> None:
-        """None: it proposes tokens of any vocabulary."""
-        return None
+    vocab_size = None
+    """None: it proposes tokens of any vocabulary."""
 
     @abstractmethod
     def candidates(

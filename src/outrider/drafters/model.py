@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -55,13 +55,13 @@ class ModelDrafter(Drafter):
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
         """Propose chains, or trees, of the plan's depth for a model; chains end by `ctx.depths`."""
-        depth = np.minimum(plan.depth, plan.model_depth)
+        depth = plan.model_depth
         shown = [self._shown(p) if n else p for p, n in zip(prefixes, depth, strict=True)]
         depth = np.minimum(depth, self._room(shown, plan))
         if not depth.any():
             return nothing_drafted(len(prefixes), ctx.device)
         ctx.limit_depths(depth)
-        return self._draft(opened(self._open, shown, depth), depth, plan, ctx)
+        return self._draft(self._opened(shown, depth), depth, plan, ctx)
 
     def prefill(self, prefix: Prefix, most: int) -> int:
         """Prefill a part of a long prompt; nothing where the model has no room to draft."""
@@ -93,6 +93,15 @@ class ModelDrafter(Drafter):
         if probs:
             return DraftProposal(drafted, depth, Distributions(probs=torch.stack(probs, 1)))
         return DraftProposal(drafted, depth, Distributions(point_masses=drafted))
+
+    def _opened(self, shown: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
+        """Open a cursor of all rows, one of which drafts at least.
+
+        Rows of depth 0 are not computed by the model: their logits are padding, 0.
+        """
+        rows = np.flatnonzero(depth)
+        cursor = self._open([shown[row] for row in rows.tolist()], int(depth.max()))
+        return cursor if len(rows) == len(shown) else _SomeRows(cursor, rows, len(shown))
 
     def _open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
         """Open the model at the end of prefixes that it is shown."""
@@ -127,21 +136,6 @@ class ModelDrafter(Drafter):
         """Return the model's logits [..., own V] for the target's ids, [..., V]."""
         surplus = logits.shape[-1] - self._vocab_size
         return logits if surplus == 0 else pad(logits, (0, -surplus), value=-torch.inf)
-
-
-def opened(
-    open_at: Callable[[Sequence[Prefix], int], Cursor],
-    prefixes: Sequence[Prefix],
-    depth: NDArray[np.int64],
-) -> Cursor:
-    """Open a cursor at the end of the prefixes, for rows of some depth.
-
-    Rows of depth 0 are not computed by the model: their logits are padding, 0. One
-    row at least drafts; `open_at` is as `Runtime.open`.
-    """
-    rows = np.flatnonzero(depth)
-    cursor = open_at([prefixes[row] for row in rows.tolist()], int(depth.max()))
-    return cursor if len(rows) == len(prefixes) else _SomeRows(cursor, rows, len(prefixes))
 
 
 class _SomeRows(Cursor):

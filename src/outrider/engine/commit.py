@@ -1,14 +1,17 @@
-"""The end of a round: the states after it, and its record."""
+"""The end of a round: the states after it, its record, and its result."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from ..drafters.context import DraftContext
 from ..errors import InvalidConfigError, about
 from ..policies.base import Policy
+from ..sampling.batch import Batch
+from ..sampling.logprobs import Report
 from ..sampling.pipeline import LogitsPipeline
 from ..types.protocols import Tokenizer
 from ..types.records import (
@@ -20,11 +23,33 @@ from ..types.records import (
     SequenceState,
     TargetScores,
 )
-from .batch import Batch
-from .context import RoundContext
+from .outputs import Origin
 from .readback import RowVerdict
 from .spans import Spans
 from .stopping import until_stop
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of one round.
+
+    Attributes:
+        batch: the sequences after it, finished ones included.
+        emitted: the tokens each emitted.
+        record: what the round did and where its time went.
+        logprobs: of the tokens each emitted, for requests that ask; empty for the others.
+    """
+
+    batch: Batch
+    emitted: tuple[list[int], ...]
+    record: RoundRecord
+    logprobs: tuple[Report, ...]
+
+    def origin(self, row: int, index: int) -> Origin:
+        """Return where the `index`-th token that a row emitted came from."""
+        if index < self.record.accepted[row]:
+            return "draft"
+        return "bonus" if self.record.bonus[row] else "correction"
 
 
 def advance(
@@ -62,7 +87,7 @@ def advance(
             replace(
                 state,
                 prefix=state.prefix.extended(tokens),
-                depths=state.depths.extended([row.depth if source == MODEL else -row.drafted]),
+                depths=(*state.depths, row.depth if source == MODEL else -row.drafted),
                 finish_reason=reason,
                 history=policy.remember(state.history, outcome),
                 processors=kept,
@@ -104,7 +129,7 @@ def check_steppable(batch: Batch) -> None:
 
 
 def confidence_of(
-    proposal: DraftProposal, context: RoundContext, rows: Sequence[RowVerdict]
+    proposal: DraftProposal, context: DraftContext, rows: Sequence[RowVerdict]
 ) -> list[tuple[float, ...]]:
     """The confidence in each token of each row's chain; empty where none is known."""
     drawn, known = context.confidence.tolist(), proposal.confidence
@@ -123,10 +148,17 @@ def record_of(
     confidence: Sequence[tuple[float, ...]],
     rows: Sequence[RowVerdict],
     emitted: Sequence[list[int]],
+    scores: TargetScores,
     spans: Spans,
+    between_s: float,
+    *,
+    failed: bool,
 ) -> RoundRecord:
-    """Record what a round did and where its time went, but for its end."""
+    """Record what a round did and where its time went; `between_s` before it, but for prefill."""
     pairs = list(zip(rows, emitted, strict=True))
+    found = scores.cached or (0,) * len(rows)
+    # Of new sequences, whose prompts may have been prefilled in parts.
+    parts = [(0, 0.0) if s.round else (s.cached, s.draft_prefill_s) for s in batch.states]
     return RoundRecord(
         sequence_ids=batch.sequence_ids,
         drafted=tuple(row.drafted for row in rows),
@@ -135,12 +167,13 @@ def record_of(
         emitted=tuple(map(len, emitted)),
         bonus=tuple(row.bonus for row in rows),
         ceiling=tuple(row.ceiling for row in rows),
-        draft_failed=False,
+        draft_failed=failed,
         sources=proposal.row_sources,
         confidence=tuple(confidence),
-        cached=(0,) * len(rows),
+        cached=tuple(max(n, part) for n, (part, _) in zip(found, parts, strict=True)),
         draft_s=spans.seconds("draft"),
         target_s=spans.seconds("target"),
-        total_s=0.0,
+        total_s=spans.total(),
         plan_s=spans.seconds("plan"),
+        between_s=between_s + sum(seconds for _, seconds in parts),
     )

@@ -1,7 +1,8 @@
-"""Whether a target, a drafter and a policy fit each other."""
+"""Whether a target, a drafter and a policy fit each other; the policy that is asked for."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -9,9 +10,12 @@ import torch
 from ..config.params import SpeculativeConfig
 from ..drafters.base import Drafter
 from ..errors import InvalidConfigError, VocabMismatchError
-from ..policies.base import Policy
+from ..policies import AdaptiveDepth, ConfidenceDepth, FixedDepth, Policy, Shape
+from ..policies.costs import COST_RATIO, TOKEN_RATIO
 from ..runtimes.base import Runtime
 from ..verification import Verifier
+
+_LOG = logging.getLogger(__name__)
 
 
 def check_parts(
@@ -90,3 +94,41 @@ def parts_of(target: Runtime, drafter: Drafter | None) -> list[object]:
         if isinstance(part, Drafter):
             waiting += part.models
     return parts
+
+
+def policy_of(
+    config: SpeculativeConfig,
+    drafter: Drafter | None,
+    *,
+    coupled: bool = False,
+    token_ratio: float = TOKEN_RATIO,
+) -> Policy:
+    """Return the policy that a configuration asks for.
+
+    Args:
+        config: how speculation is done.
+        drafter: what proposes tokens; None for nothing.
+        coupled: whether a seed's text does not depend on what is drafted.
+        token_ratio: the target's; see `Runtime.token_ratio`.
+    """
+    shape = Shape.of(config)
+    if drafter is None or not shape.deepest:
+        return FixedDepth(Shape(0))
+    if shape.tree is not None and not drafter.branches:
+        _LOG.warning("the draft model drafts chains in place of trees: each level would cost more")
+        shape = Shape(shape.deepest)
+    if config.depth == "fixed":
+        return FixedDepth(shape)
+    ratios = (config.cost_ratio, drafter.cost_ratio, COST_RATIO)
+    cost_ratio = next(ratio for ratio in ratios if ratio is not None)
+    if config.depth == "confidence":
+        return ConfidenceDepth(shape, cost_ratio, looks_up=drafter.looks_up)
+    return AdaptiveDepth(
+        shape,
+        cost_ratio,
+        looks_up=drafter.looks_up,
+        has_model=drafter.vocab_size is not None,
+        steps=drafter.steps,
+        coupled=coupled,
+        token_ratio=token_ratio,
+    )

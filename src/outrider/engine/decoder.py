@@ -13,7 +13,7 @@ from ..sampling.grammar import Grammars
 from ..types.records import SequenceState
 from .engine import Engine
 from .outputs import GenerationOutput, StreamEvent
-from .requests import Limits, Prompt, Request, parse_request, split_prompts, token_ids
+from .requests import Prompt, Request, parse_request, split_prompts, token_ids
 from .scheduler import Scheduler
 from .streaming import Call, events, outputs
 
@@ -45,18 +45,6 @@ class SpeculativeDecoder(Engine):
             wrong type.
         TokenOutOfRangeError: the configuration's `draft_params` name a token that there is not.
     """
-
-    @cached_property
-    def _limits(self) -> Limits:
-        """What requests are checked against."""
-        target, drafts = self.target, self.drafter is not None
-        return Limits(
-            target.vocab_size,
-            target.max_length,
-            target.eos_token_ids,
-            drafts=drafts,
-            mixes=drafts and self.verifier.keeps_forbidden,
-        )
 
     @cached_property
     def _grammars(self) -> Grammars:
@@ -174,4 +162,13 @@ class SpeculativeDecoder(Engine):
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params
-        return parse_request(prompt, given, self.tokenizer, self._limits, self._grammars)
+        drafts = self.drafter is not None
+        return parse_request(
+            prompt,
+            given,
+            self.tokenizer,
+            self.target.capabilities,
+            self._grammars,
+            drafts=drafts,
+            mixes=drafts and self.verifier.keeps_forbidden,
+        )

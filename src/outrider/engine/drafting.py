@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,10 +11,11 @@ from functools import partial
 import torch
 
 from ..config.params import SpeculativeConfig
-from ..drafters.base import DraftContext, Drafter, nothing_drafted
+from ..drafters.base import Drafter, nothing_drafted
+from ..drafters.context import DraftContext
 from ..errors import CacheFullError, DraftError, KeyReuseError, OutriderError
+from ..sampling.batch import Batch
 from ..types.records import DraftPlan, DraftProposal, HiddenStates, Prefix
-from .batch import Batch
 from .validation import check_proposal, wanted
 
 _LOG = logging.getLogger(__name__)
@@ -112,21 +113,17 @@ class Drafting:
         Raises:
             DraftError: the first that one raised, unless `on_draft_error` is "disable".
         """
-        errors: list[DraftError] = []
+        first: DraftError | None = None
         for drafter in self._behind:
-            calls: list[Callable[[], None]] = [
-                partial(drafter.release, sequence_ids, discard=discard)
-            ]
-            if ended:
-                calls.insert(0, partial(drafter.observe_output, ended))
-            for call in calls:
+            learn = [partial(drafter.observe_output, ended)] if ended else []
+            for call in (*learn, partial(drafter.release, sequence_ids, discard=discard)):
                 try:
                     with _guarded(drafter):
                         call()
                 except DraftError as error:
-                    errors.append(error)
-        if errors:
-            self._pass_over(errors[0])
+                    first = first or error
+        if first is not None:
+            self._pass_over(first)
 
     def without_failed(self, batch: Batch, error: DraftError) -> Batch:
         """Return a batch in which what failed is drafted no more.

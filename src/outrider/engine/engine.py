@@ -15,12 +15,13 @@ import torch
 
 from ..config.params import SpeculativeConfig
 from ..drafters.base import Drafter
+from ..drafters.context import DraftContext
 from ..drafters.model import ModelDrafter
 from ..errors import CacheFullError, DraftError, computing
-from ..policies import policy_of
 from ..policies.base import Policy
 from ..random import Philox4x32
 from ..runtimes.base import Found, PrefillProgress, Runtime
+from ..sampling.batch import Batch
 from ..sampling.logprobs import report
 from ..types.protocols import Chance, Tokenizer
 from ..types.records import (
@@ -32,17 +33,22 @@ from ..types.records import (
     TargetScores,
 )
 from ..verification import Verifier
-from .batch import Batch, StepResult
-from .commit import advance, check_steppable, confidence_of, kept_states, record_of
-from .compatibility import check_lossy, check_parts, check_vocabularies, common_device, parts_of
-from .context import RoundContext
+from .commit import StepResult, advance, check_steppable, confidence_of, kept_states, record_of
+from .compatibility import (
+    check_lossy,
+    check_parts,
+    check_vocabularies,
+    common_device,
+    parts_of,
+    policy_of,
+)
 from .drafting import Drafting
 from .metrics import SpeculationMetrics, Tally
 from .readback import verify
 from .requests import check_tokens
 from .slots import Slots
 from .spans import Spans
-from .stopping import reachable_nodes
+from .stopping import until_stop
 from .validation import check_plan, check_scores, wanted
 
 
@@ -190,7 +196,7 @@ class Engine:
             plan = self._plan(batch.states)
         draws = batch.draws(chance or self.chance, plan.width, coupled=self.verifier.coupled)
         pipeline, draft_pipeline = batch.pipelines(self._ended)
-        context = RoundContext(
+        context = DraftContext(
             batch, draws, plan, self.config, draft_pipeline, learning=chance is None
         )
         with spans.span("draft"):
@@ -207,13 +213,16 @@ class Engine:
         self._drafting.observe_round(kept_states(batch, rows, scores))
         tops = [state.params.logprobs for state in states]
         logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
-        prefilled = [state.draft_prefill_s for state in batch.states if not state.round]
-        record = replace(
-            record_of(batch, proposal, confidence, rows, emitted, spans),
-            cached=_cached(batch, scores.cached),
-            draft_failed=failed,
-            total_s=spans.total(),
-            between_s=self._between_s + sum(prefilled),
+        record = record_of(
+            batch,
+            proposal,
+            confidence,
+            rows,
+            emitted,
+            scores,
+            spans,
+            self._between_s,
+            failed=failed,
         )
         return StepResult(replace(batch, states=tuple(states)), tuple(emitted), record, logprobs)
 
@@ -295,13 +304,4 @@ class Engine:
 
     def _ended(self, state: SequenceState, drafted: tuple[int, ...]) -> bool:
         """Whether drafted tokens, were they emitted, would have ended a request."""
-        return reachable_nodes(state, drafted, self.tokenizer) <= len(drafted)
-
-
-def _cached(batch: Batch, found: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many tokens of new prefixes were found computed, in parts of them or in all."""
-    whole = found or (0,) * len(batch.states)
-    return tuple(
-        max(count, 0 if state.round else state.cached)
-        for state, count in zip(batch.states, whole, strict=True)
-    )
+        return until_stop(state, drafted, self.tokenizer)[1] is not None

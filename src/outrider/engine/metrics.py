@@ -13,6 +13,8 @@ from itertools import pairwise
 from math import sqrt
 from threading import Lock
 
+import numpy as np
+
 from ..types.records import RoundRecord
 
 Interval = tuple[float, float]
@@ -145,13 +147,11 @@ class Tally:
     def __init__(self, *, lossy: bool = False) -> None:
         self.lossy = lossy
         self._lock = Lock()
-        self._ceilings = 0
-        self._ceiling_sum = 0.0
-        self._ceiling_squares = 0.0
         self._rows: Counter[tuple[int, int, int, int]] = Counter()
-        self._draft_s = 0.0
-        self._target_s = 0.0
-        self._total_s = 0.0
+        # How many are known, their sum, and that of their squares.
+        self._ceilings = np.zeros(3)
+        # Of drafting, of the target, and of whole rounds.
+        self._seconds = np.zeros(3)
         self._failures = 0
 
     def add(self, record: RoundRecord, row: int | None = None) -> None:
@@ -163,19 +163,16 @@ class Tally:
                 self._rows[drafted, depth, accepted, emitted] += 1
                 ceiling = record.ceiling[index]
                 if drafted and ceiling is not None:
-                    self._ceilings += 1
-                    self._ceiling_sum += ceiling
-                    self._ceiling_squares += ceiling * ceiling
+                    self._ceilings += 1, ceiling, ceiling * ceiling
             self._failures += record.draft_failed
-            self._draft_s += record.draft_s
-            self._target_s += record.target_s
-            self._total_s += record.total_s
+            self._seconds += record.draft_s, record.target_s, record.total_s
 
     def metrics(self) -> SpeculationMetrics:
         """The figures so far."""
         with self._lock:
             rows = dict(self._rows)
-            known, total, squares = self._ceilings, self._ceiling_sum, self._ceiling_squares
+            known, total, squares = self._ceilings.tolist()
+            draft_s, target_s, total_s = self._seconds.tolist()
         draft_rounds = sum(n for row, n in rows.items() if row[0])
         deepest = max((row[1] for row in rows), default=0)
         drafted, _, accepted, emitted = (
@@ -196,9 +193,9 @@ class Tally:
             accepted_at=tuple(
                 sum(n for row, n in rows.items() if row[2] > i) for i in range(deepest)
             ),
-            draft_s=self._draft_s,
-            target_s=self._target_s,
-            total_s=self._total_s,
+            draft_s=draft_s,
+            target_s=target_s,
+            total_s=total_s,
             draft_failures=self._failures,
             lossy=self.lossy,
             ceiling=ceiling,
@@ -206,7 +203,7 @@ class Tally:
         )
 
 
-def _interval(mean: float, squares: float, count: int) -> Interval | None:
+def _interval(mean: float, squares: float, count: float) -> Interval | None:
     """The values within 1.96 standard errors of the mean of `count` values; None of one."""
     if count < 2:
         return None

@@ -13,12 +13,12 @@ from torch import Tensor
 from ..errors import DegenerateDistributionError, DraftError, OutriderError
 from ..random import RoundDraws
 from ..sampling import distributions as sampling
+from ..sampling.batch import Batch
 from ..sampling.paths import Path
 from ..sampling.pipeline import LogitsPipeline
 from ..types import trees
 from ..types.records import MODEL, DraftProposal, Verdict
 from ..verification import Verifier, verify_point_masses
-from .batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +160,15 @@ def read_back(
     first_number = width + sum(part.shape[1] for part in ids)
     first_finite = first_number + len(ceilings)
     levels = [0, *accumulate(part.shape[1] for part in draft_finite)]
-    depths, structure = trees.node_depths(proposal.structure).tolist(), proposal.structure.tolist()
+    longest = trees.longest_paths(proposal.structure, proposal.lengths).tolist()
+    structure = proposal.structure.tolist()
     rows = []
     for index, (row, source) in enumerate(zip(packed, proposal.row_sources, strict=True)):
         length = int(proposal.lengths[index])
         drafts = [int(value) for value in row[:length]]
         rest = [int(value) for value in row[width:first_number]]
         parents = structure[index][:length]
-        depth = max(depths[index][: length + 1])
+        depth = longest[index]
         made = min(depth, len(levels) - 1) if source == MODEL else 0
         bad_draft = not all(map(isfinite, row[first_finite:][: levels[made]]))
         if masses:

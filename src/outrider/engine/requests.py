@@ -23,35 +23,17 @@ from ..errors import (
     UserCodeError,
 )
 from ..random import stream_key
+from ..runtimes.base import Capabilities
 from ..sampling.grammar import Grammar, Grammars
 from ..types.protocols import Tokenizer, special_tokens
-from ..types.records import Output, Prefix, SequenceState
+from ..types.records import Prefix, SequenceState
 
 Prompt = str | Sequence[int]
 """A text, or token ids; also what a tokenizer returns of one text."""
 
-_EMPTY = Output(Prefix(0, ()))
+_EMPTY = Prefix(0, ())
 _SEARCHED = 256
 """The most beginnings of texts that are looked at for one that can be whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What requests have to fit.
-
-    Attributes:
-        vocab_size: the target's.
-        max_length: the target's context in tokens, None if unbounded.
-        eos_token_ids: tokens that end a sequence.
-        drafts: whether there is anything to draft with.
-        mixes: whether a drafted token may be kept that the target would never draw.
-    """
-
-    vocab_size: int
-    max_length: int | None
-    eos_token_ids: frozenset[int]
-    drafts: bool
-    mixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +63,7 @@ class Request:
                 stream_key=key,
                 choice=choice,
                 processors=tuple(map(forked, self.params.logits_processors)),
-                grammar=None if self.grammar is None else self.grammar.copy(),
+                grammar=None if self.grammar is None else self.grammar.copy(len(self.token_ids)),
                 prediction=self.prediction,
             )
             for choice, sequence_id in enumerate(sequence_ids)
@@ -129,16 +111,25 @@ def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
 
 
 def parse_request(
-    prompt: Any, params: Any, tokenizer: Tokenizer | None, limits: Limits, grammars: Grammars
+    prompt: Any,
+    params: Any,
+    tokenizer: Tokenizer | None,
+    target: Capabilities,
+    grammars: Grammars,
+    *,
+    drafts: bool,
+    mixes: bool = False,
 ) -> Request:
-    """Check one prompt and its parameters against the target's limits.
+    """Check one prompt and its parameters against the target's target.
 
     Args:
         prompt: text, token ids, or what a tokenizer returned of one text.
         params: its parameters.
         tokenizer: the decoder's.
-        limits: what it has to fit.
+        target: what it has to fit.
         grammars: makes its grammar, if it asks for a form.
+        drafts: whether there is anything to draft with.
+        mixes: whether a drafted token may be kept that the target would never draw.
 
     Raises:
         EmptyPrefixError: the prompt has no tokens.
@@ -162,26 +153,28 @@ def parse_request(
         expected = token_ids(params.prediction, tokenizer, "prediction")
         if isinstance(params.prediction, str) and tokenizer is not None:
             expected = _text_alone(expected, tokenizer)
-    check_tokens(limits.vocab_size, params, prompt=ids, prediction=expected or ())
-    if limits.max_length is not None and len(ids) + params.max_tokens > limits.max_length:
-        room = limits.max_length - len(ids)
+    check_tokens(target.vocab_size, params, prompt=ids, prediction=expected or ())
+    if target.max_length is not None and len(ids) + params.max_tokens > target.max_length:
+        room = target.max_length - len(ids)
         remedy = f"use max_tokens <= {room}" if room > 0 else "shorten the prompt"
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens and max_tokens={params.max_tokens}; together they "
-            f"exceed the target's context of {limits.max_length} tokens; {remedy}",
+            f"exceed the target's context of {target.max_length} tokens; {remedy}",
             field="max_tokens" if room > 0 else "prompt",
         )
-    if params.depths is not None and any(params.depths) and not limits.drafts:
+    if params.depths is not None and any(params.depths) and not drafts:
         raise InvalidConfigError(
             "depths", params.depths, "None or zeros, because the decoder has no drafter"
         )
-    stop_ids = frozenset(params.stop_token_ids) | _named_by_stops(params.stop, tokenizer, limits)
+    stop_ids = frozenset(params.stop_token_ids) | _named_by_stops(
+        params.stop, tokenizer, target.vocab_size
+    )
     if not params.ignore_eos:
-        stop_ids |= limits.eos_token_ids
-    _check_some_left(params, stop_ids, limits.vocab_size)
+        stop_ids |= target.eos_token_ids
+    _check_some_left(params, stop_ids, target.vocab_size)
     grammar = None
     if params.structured_output is not None:
-        if limits.mixes:
+        if mixes:
             raise InvalidConfigError(
                 "structured_output",
                 params.structured_output,
@@ -221,7 +214,7 @@ def check_tokens(vocab_size: int, params: SamplingParams, prefix: str = "", **na
 
 
 def _named_by_stops(
-    stops: tuple[str, ...], tokenizer: Tokenizer | None, limits: Limits
+    stops: tuple[str, ...], tokenizer: Tokenizer | None, vocab_size: int
 ) -> frozenset[int]:
     """Return the special tokens that are stop strings: they are not in the text.
 
@@ -239,7 +232,7 @@ def _named_by_stops(
         if within and stop not in names:
             expected = f"the special token {within[0]!r} alone, or text without it"
             raise InvalidConfigError("stop", stop, f"{expected}: no text has special tokens in it")
-    return frozenset(t for t, name in specials.items() if name in stops and t < limits.vocab_size)
+    return frozenset(t for t, name in specials.items() if name in stops and t < vocab_size)
 
 
 def _check_some_left(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:

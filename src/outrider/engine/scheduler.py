@@ -12,7 +12,7 @@ from weakref import finalize
 
 from ..errors import CacheFullError, InvalidConfigError, ModelError, OutriderError
 from ..types.records import SequenceState
-from .batch import StepResult
+from .commit import StepResult
 from .engine import Engine
 
 

@@ -40,7 +40,7 @@ def until_stop(
     if state.grammar is not None:
         places = range(min(cut, len(found)))
         over = state.grammar.over
-        cut = next((i for i in places if over(state.output, tuple(found[: i + 1]))), cut)
+        cut = next((i for i in places if over(state.prefix, tuple(found[: i + 1]))), cut)
     if cut < len(found):
         return found[: cut + 1], "stop"
     if found and found[-1] in state.stop_ids:
@@ -48,30 +48,12 @@ def until_stop(
     return found, "length" if len(found) == remaining else None
 
 
-def reachable_nodes(
-    state: SequenceState, drafted: Sequence[int], tokenizer: Tokenizer | None
-) -> int:
-    """Count the nodes of a drafted chain that the sequence can come to before it ends.
-
-    Args:
-        state: the sequence before the round.
-        drafted: the chain's tokens.
-        tokenizer: for stop strings.
-
-    Returns:
-        1 for the prefix, and one for each drafted token before the one that ends the sequence.
-    """
-    kept, reason = until_stop(state, drafted, tokenizer)
-    return len(kept) + (reason is None)
-
-
 def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> int | None:
     """Return the index of the first token that completes a stop string, None if none does.
 
     Strings that were complete before `min_tokens` tokens do not count.
     """
-    emitted = state.prefix.length - state.prompt_length
-    first = max(0, state.params.min_tokens - emitted - 1)
+    first = max(0, state.params.min_tokens - state.emitted - 1)
     stops = state.params.stop
     recent, before = _recent(state, tokens[:first], tokenizer)
     with suppress(Exception):  # A tokenizer may fail at a token behind the stop.

@@ -10,7 +10,7 @@ from ..errors import OutriderError, about
 from ..sampling.logprobs import TokenLogprob
 from ..types.protocols import Tokenizer
 from ..types.records import SequenceState
-from .batch import StepResult
+from .commit import StepResult
 from .detokenize import StreamDecoder
 from .metrics import Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
@@ -108,7 +108,7 @@ def _ending(error: OutriderError, request: int, state: SequenceState | None = No
         token_id=-1,
         text="",
         origin="correction",
-        position=0 if state is None else len(state.output),
+        position=0 if state is None else state.emitted,
         round=0 if state is None else state.round,
         finish_reason="error",
         error=error,
@@ -146,7 +146,7 @@ def outputs(call: Call, tokenizer: Tokenizer | None, *, lossy: bool) -> list[Gen
             text=text,
             token_ids=tuple(state.output_ids),
             finish_reason="error" if sequence_id in call.errors else state.finish_reason or "error",
-            depths=tuple(state.depths),
+            depths=state.depths,
             metrics=tallies[sequence_id].metrics(),
             logprobs=None if state.params.logprobs is None else tuple(logprobs[sequence_id]),
             error=call.errors.get(sequence_id),
@@ -216,7 +216,7 @@ class Streams:
         """
         state, tokens = step.batch.states[row], step.emitted[row]
         sequence_id = state.prefix.sequence_id
-        first = len(state.prefix) - state.prompt_length - len(tokens)
+        first = state.emitted - len(tokens)
         for index, token in enumerate(tokens):
             last = index == len(tokens) - 1 and state.finish_reason is not None
             entry = step.logprobs[row][index] if step.logprobs[row] else None

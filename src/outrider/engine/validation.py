@@ -5,7 +5,8 @@ The engine itself checks nothing of this. An error that is about one row names i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -37,6 +38,9 @@ from ..types.records import (
 
 _SUM_TOLERANCE, _SUM_TOLERANCE_PER_ENTRY = 1e-4, 2.0**-27
 """How far from one a distribution may sum: at least, and for each entry of a float32 softmax."""
+
+_Refuse = Callable[..., NoReturn]
+"""See `_refused`; the prefixes are known."""
 
 
 def wanted(validate: str, parts: Iterable[object]) -> bool:
@@ -115,7 +119,7 @@ def check_proposal(
         DegenerateDistributionError: a distribution is not finite, non-negative and of sum one, or
             gives its token no probability.
     """
-    refuse = _Refusal(prefixes)
+    refuse = partial(_refused, prefixes)
     _check_kinds(proposal, refuse)
     _check_lengths(proposal, plan, device, refuse)
     if proposal.width:
@@ -129,28 +133,21 @@ def check_proposal(
         _check_drawable(proposal, made, refuse)
 
 
-class _Refusal:
-    """Raises an error about what a drafter returned for some prefixes."""
-
-    def __init__(self, prefixes: Sequence[Prefix]) -> None:
-        self._prefixes = prefixes
-
-    def __call__(
-        self,
-        given: str,
-        expected: str,
-        wrong: NDArray[np.bool_] | None = None,
-        error: type[OutriderError] = DraftShapeError,
-    ) -> NoReturn:
-        """Raise it; `wrong` [B, ...] says which rows it is about, None for all."""
-        row = None if wrong is None else int(np.argwhere(wrong)[0, 0])
-        sequence_id = None if row is None else self._prefixes[row].sequence_id
-        about = "" if row is None else f" for sequence {sequence_id}"
-        message = f"the drafter returned {given}{about}; expected {expected}"
-        raise error(message, sequence_id=sequence_id)
+def _refused(
+    prefixes: Sequence[Prefix],
+    given: str,
+    expected: str,
+    wrong: NDArray[np.bool_] | None = None,
+    error: type[OutriderError] = DraftShapeError,
+) -> NoReturn:
+    """Raise an error about what a drafter returned: for rows `wrong` [B, ...], or for all."""
+    sequence_id = None if wrong is None else prefixes[int(np.argwhere(wrong)[0, 0])].sequence_id
+    about = "" if wrong is None else f" for sequence {sequence_id}"
+    message = f"the drafter returned {given}{about}; expected {expected}"
+    raise error(message, sequence_id=sequence_id)
 
 
-def _check_kinds(proposal: object, refuse: _Refusal) -> None:
+def _check_kinds(proposal: object, refuse: _Refuse) -> None:
     """Check that it is a proposal, of arrays of the kinds that later checks rely on."""
     if not isinstance(proposal, DraftProposal):
         refuse(kind_of(proposal), "a DraftProposal (see outrider.types)")
@@ -180,7 +177,7 @@ def _check_kinds(proposal: object, refuse: _Refusal) -> None:
 
 
 def _check_lengths(
-    proposal: DraftProposal, plan: DraftPlan, device: torch.device, refuse: _Refusal
+    proposal: DraftProposal, plan: DraftPlan, device: torch.device, refuse: _Refuse
 ) -> None:
     """Check the tokens' shape and place, and that no row has more of them than were planned."""
     batch, tokens, lengths = len(plan.depth), proposal.tokens, proposal.lengths
@@ -204,7 +201,7 @@ def _check_lengths(
         refuse(f"sources {sources!r}", f"one a row, {batch}")
 
 
-def _check_structure(proposal: DraftProposal, plan: DraftPlan, refuse: _Refusal) -> None:
+def _check_structure(proposal: DraftProposal, plan: DraftPlan, refuse: _Refuse) -> None:
     """Check that parents make trees no deeper than planned."""
     parents, shape = proposal.parents, tuple(proposal.tokens.shape)
     if parents is None:
@@ -218,14 +215,13 @@ def _check_structure(proposal: DraftProposal, plan: DraftPlan, refuse: _Refusal)
     wrong = (parents < 0) | (parents > np.arange(shape[1]))
     if wrong.any():
         refuse(f"parents {parents.tolist()}", expected, wrong)
-    drafted = np.arange(proposal.width) < proposal.lengths[:, None]
-    depths = np.where(drafted, trees.node_depths(parents)[:, 1:], 0).max(1, initial=0)
+    depths = trees.longest_paths(parents, proposal.lengths)
     if (depths > plan.depth).any():
         expected = f"at most the planned depths {plan.depth.tolist()}"
         refuse(f"trees of depths {depths.tolist()}", expected, depths > plan.depth)
 
 
-def _check_forms(proposal: DraftProposal, vocab_size: int, refuse: _Refusal) -> Distributions:
+def _check_forms(proposal: DraftProposal, vocab_size: int, refuse: _Refuse) -> Distributions:
     """Check that there is a distribution for each token, and return them."""
     made, rows, shape = proposal.distributions, proposal.distribution_rows, proposal.tokens.shape
     if made is None or (made.probs is None) == (made.point_masses is None):
@@ -255,7 +251,7 @@ def _check_forms(proposal: DraftProposal, vocab_size: int, refuse: _Refusal) -> 
     return made
 
 
-def _check_drawable(proposal: DraftProposal, made: Distributions, refuse: _Refusal) -> None:
+def _check_drawable(proposal: DraftProposal, made: Distributions, refuse: _Refuse) -> None:
     """Check that each drafted token may have been drawn from its distribution."""
     drafted = np.arange(proposal.width) < proposal.lengths[:, None]
     if made.probs is None:

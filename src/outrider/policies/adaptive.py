@@ -23,7 +23,7 @@ from .account import Account, Probes
 from .base import Policy
 from .costs import CLIP, COST_RATIO, TOKEN_RATIO, RoundCosts
 from .fixed import Shape
-from .rule import BreakEven, GroupPlan
+from .rule import BreakEven
 
 PLAIN_EVERY = 64
 """While drafting, one round in so many is plain, so that the time of one stays known."""
@@ -149,14 +149,14 @@ class AdaptiveDepth(Policy):
         """Plan a round: a depth for each state, and what ends a draft before. Change nothing."""
         by_others = any(state.replayed is not None or self._alone(state) for state in states)
         if not by_others and self._stopped(knowledge, len(states)):
-            return self._shape.plan(np.zeros(len(states), dtype=np.int64))
+            return DraftPlan(np.zeros(len(states), dtype=np.int64), self._shape.tree)
         most, by_model, recorded = self._shape.allowed(states)
         replayed = recorded >= 0
         alone = replayed | [self._alone(state) for state in states]
         histories = [state.history or _NEW for state in states]
         terms = self._terms(knowledge, states, histories, alone)
         if not (terms.affordable.any() or terms.looked_up.any() or replayed.any()):
-            return self._shape.plan(np.zeros_like(most))
+            return DraftPlan(np.zeros_like(most), self._shape.tree)
         waiting = ~alone & [not history.model_rounds for history in histories]
         if terms.full and waiting.any():
             by_model = np.where(waiting, 0, by_model)
@@ -164,28 +164,10 @@ class AdaptiveDepth(Policy):
         both = list(zip(remembered, alone.tolist(), strict=True))
         shared = [one if by_itself else knowledge.acceptance for one, by_itself in both]
         own = [Acceptance() if by_itself else one for one, by_itself in both]
-        by_confidence, by_position = rates(shared, own, MODEL, self._shape.deepest)
-        groups = self._choose(terms, by_position, by_model)
-        planned = np.minimum(groups.depth[groups.group], by_model)
-        by_model = np.where(replayed, by_model, planned)
-        # A draft model prefills a new prompt while the target does, when nothing is timed. Where an
-        # output is expected, the model may never be needed.
-        new = np.array([state.round == 0 and state.prediction is None for state in states])
-        groups.gain[new & (planned > 0)] = np.inf
+        rule = self._choose(terms, states, by_model, recorded, shared, own)
         # What is looked up does not depend on how much of it is affordable.
-        depth = np.where(replayed | (groups.looked_up > 0)[groups.group], most, by_model)
-        rule = BreakEven(
-            depths=by_model,
-            recorded=recorded,
-            groups=groups,
-            by_confidence=by_confidence,
-            by_position=by_position,
-            columns=np.diff(self._nodes),
-            steps=np.diff(self._steps),
-            shared=shared,
-            own=own,
-        )
-        return self._shape.plan(depth, rule)
+        depth = np.where(replayed | (terms.looked_up > 0)[terms.group], most, rule.depths)
+        return DraftPlan(depth, self._shape.tree, rule)
 
     def _terms(
         self,
@@ -260,15 +242,18 @@ class AdaptiveDepth(Policy):
             return 0
         return self._shape.deepest if knowledge.drafts_timed else min(1, self._shape.deepest)
 
-    def _choose(self, terms: _Terms, by_position: Floats, most: Integers) -> GroupPlan:
-        """Plan each group of rows.
-
-        Args:
-            terms: of the groups.
-            by_position: see `best_depths`.
-            most: see `best_depths`.
-        """
+    def _choose(
+        self,
+        terms: _Terms,
+        states: Sequence[SequenceState],
+        most: Integers,
+        recorded: Integers,
+        shared: Sequence[Acceptance],
+        own: Sequence[Acceptance],
+    ) -> BreakEven:
+        """Plan how deep a model drafts each row, at most `most` [B], and when a draft ends."""
         group, members = terms.group, np.bincount(terms.group)
+        by_confidence, by_position = rates(shared, own, MODEL, self._shape.deepest)
         considered = terms.affordable * self._has_model
         best, rate = best_depths(group, by_position, most, terms.seconds, considered)
         probe = (best == 0) & terms.due & (terms.affordable > 0)
@@ -277,15 +262,26 @@ class AdaptiveDepth(Policy):
         drafted = np.minimum(planned[group], most)
         reached = by_position.cumprod(1) * (np.arange(by_position.shape[1]) < drafted[:, None])
         cost = self._steps[drafted] * (step / members)[group] + self._nodes[drafted] * token[group]
-        return GroupPlan(
+        deepest = np.minimum(np.where(best > 0, terms.affordable, planned)[group], most)
+        # A draft model prefills a new prompt while the target does, when nothing is timed. Where an
+        # output is expected, the model may never be needed.
+        new = np.array([state.round == 0 and state.prediction is None for state in states])
+        return BreakEven(
+            depths=np.where(recorded >= 0, most, deepest),
+            recorded=recorded,
             group=group,
-            depth=np.where(best > 0, terms.affordable, planned),
-            looked_up=terms.looked_up,
+            rows=terms.rows,
             step=step,
             token=token,
-            rows=terms.rows,
+            looked_up=terms.looked_up,
             probe=probe,
-            gain=reached.sum(1) - cost,
+            gain=np.where(new & (deepest > 0), np.inf, reached.sum(1) - cost),
+            by_confidence=by_confidence,
+            by_position=by_position,
+            columns=np.diff(self._nodes),
+            steps=np.diff(self._steps),
+            shared=shared,
+            own=own,
         )
 
     def observe(

@@ -76,4 +76,5 @@ class ConfidenceDepth(Policy):
         most, model_most, recorded = self._shape.allowed(states)
         unpaid = (self._cost_ratio > 1) & (recorded < 0)
         rule = ConfidenceRule(np.where(unpaid, 0, model_most), recorded, self._cost_ratio)
-        return self._shape.plan(most if self._looks_up else np.where(unpaid, 0, most), rule)
+        depth = most if self._looks_up else np.where(unpaid, 0, most)
+        return DraftPlan(depth, self._shape.tree, rule)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config.params import SpeculativeConfig
-from ..types import trees
-from ..types.plan import DraftTree, StopRule
+from ..types.plan import DraftTree
 from ..types.records import DraftPlan, SequenceState
 from .base import Policy
 
@@ -40,7 +41,7 @@ class Shape:
         if config.tree_shape is not None:
             deepest = min(deepest, len(config.tree_shape))
             children = config.tree_shape[:deepest]
-            return cls(deepest, DraftTree(tuple(trees.level_sizes(children)), children))
+            return cls(deepest, DraftTree(tuple(accumulate(children, mul)), children))
         if config.tree_budget is not None and deepest:
             deepest = min(deepest, config.tree_budget)
             each, more = divmod(config.tree_budget, deepest)
@@ -80,10 +81,6 @@ class Shape:
         most = np.minimum(deepest, [max(0, state.remaining - 1) for state in states])
         return most, np.minimum(by_model, most), np.array(looked_up, dtype=np.int64)
 
-    def plan(self, depth: NDArray[np.int64], stop: StopRule | None = None) -> DraftPlan:
-        """Make a plan of these depths, int64 [B]."""
-        return DraftPlan(depth, self.tree, stop)
-
 
 class FixedDepth(Policy):
     """Draft `num_speculative_tokens` each round, or less where fewer tokens remain.
@@ -101,4 +98,4 @@ class FixedDepth(Policy):
     def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
         """Plan the same depth for each state."""
         del knowledge
-        return self._shape.plan(self._shape.allowed(states)[0])
+        return DraftPlan(self._shape.allowed(states)[0], self._shape.tree)

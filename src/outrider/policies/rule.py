@@ -59,32 +59,6 @@ class Rule(StopRule):
         """Choose how many looked-up tokens to propose for a row that is not replayed."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPlan:
-    """What is planned for G groups of rows, each of which goes by the same knowledge.
-
-    Attributes:
-        group: the group of each row, int64 [B].
-        depth: the most tokens that a model drafts in a row, int64 [G].
-        looked_up: the most tokens that are looked up for a row, int64 [G].
-        step: tokens that a draft step has to bring, float64 [G].
-        token: tokens that one more verified token of a row has to bring, float64 [G].
-        rows: rows padded to the widest draft of the group, int64 [G].
-        probe: whether at least one token is drafted although that is not expected to pay, bool [G].
-        gain: tokens that the model's draft is expected to bring each row beyond those of plain
-            rounds in its time, float64 [B]; infinite for a row that is left to the model.
-    """
-
-    group: NDArray[np.int64]
-    depth: NDArray[np.int64]
-    looked_up: NDArray[np.int64]
-    step: NDArray[np.float64]
-    token: NDArray[np.float64]
-    rows: NDArray[np.int64]
-    probe: NDArray[np.bool_]
-    gain: NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class BreakEven(Rule):
     """Draft another token exactly where it is expected to pay.
@@ -99,7 +73,14 @@ class BreakEven(Rule):
     of one row: what it drafts must not depend on others.
 
     Attributes:
-        groups: rows that decide together, and what is planned for them.
+        group: which of G groups decides about each row, int64 [B].
+        rows: rows padded to the widest draft of the group, int64 [G].
+        step: tokens that a draft step has to bring, float64 [G].
+        token: tokens that one more verified token of a row has to bring, float64 [G].
+        looked_up: the most tokens that are looked up for a row, int64 [G].
+        probe: whether at least one token is drafted although that is not expected to pay, bool [G].
+        gain: tokens that the model's draft is expected to bring each row beyond those of plain
+            rounds in its time, float64 [B]; infinite for a row that is left to the model.
         by_confidence: the rate at which a model's token of each confidence is kept, float64
             [B, BUCKETS].
         by_position: the rate at which a model's token is kept at each place, float64 [B, K].
@@ -108,7 +89,13 @@ class BreakEven(Rule):
         shared, own: of each row, what is known of all that it may go by, and of itself beside them.
     """
 
-    groups: GroupPlan
+    group: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    step: NDArray[np.float64]
+    token: NDArray[np.float64]
+    looked_up: NDArray[np.int64]
+    probe: NDArray[np.bool_]
+    gain: NDArray[np.float64]
     by_confidence: NDArray[np.float64]
     by_position: NDArray[np.float64]
     columns: NDArray[np.int64]
@@ -124,11 +111,9 @@ class BreakEven(Rule):
             return np.zeros_like(drafting)
         kept = np.take_along_axis(self.by_confidence, buckets_of(confidence), 1)
         reached = np.where(drafting, kept.prod(1) * self.by_position[:, drawn], 0.0)
-        groups = self.groups
-        gains = np.bincount(groups.group, reached, len(groups.step))
-        needed = groups.step * self.steps[drawn]
-        needed = needed + groups.rows * self.columns[drawn] * groups.token
-        pays: NDArray[np.bool_] = (gains > needed)[groups.group]
+        gains = np.bincount(self.group, reached, len(self.step))
+        needed = self.step * self.steps[drawn] + self.rows * self.columns[drawn] * self.token
+        pays: NDArray[np.bool_] = (gains > needed)[self.group]
         return pays
 
     def kept(self, source: str, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,9 +123,9 @@ class BreakEven(Rule):
 
     def _looked_up(self, row: int, reach: NDArray[np.float64]) -> int:
         """Choose what gains more: looked-up tokens, and how many, or a model's."""
-        groups, group = self.groups, self.groups.group[row]
-        reach = reach[: groups.looked_up[group]]
-        gains = np.cumsum(reach) - groups.token[group] * np.arange(1, len(reach) + 1)
-        if gains.max(initial=0.0) > max(0.0, groups.gain[row]):
+        group = self.group[row]
+        reach = reach[: self.looked_up[group]]
+        gains = np.cumsum(reach) - self.token[group] * np.arange(1, len(reach) + 1)
+        if gains.max(initial=0.0) > max(0.0, self.gain[row]):
             return int(gains.argmax()) + 1
-        return int(groups.probe[group] and len(reach) > 0 and not self.depths[row])
+        return int(self.probe[group] and len(reach) > 0 and not self.depths[row])

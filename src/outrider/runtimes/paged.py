@@ -132,7 +132,7 @@ class PagedModel(Runtime):
         """
         parents, lengths = proposal.parents, proposal.lengths
         mask = None if parents is None else trees.ancestor_mask(parents)
-        longest = lengths if mask is None else trees.longest_paths(mask, lengths)
+        longest = lengths if parents is None else trees.longest_paths(parents, lengths)
         check_lengths(prefixes, longest.tolist(), self.longest)
         ancestors = None if mask is None else sent(torch.from_numpy(mask), self.device)
         with self.whole():

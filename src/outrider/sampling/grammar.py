@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..config.structured import StructuredOutput
 from ..errors import InvalidConfigError, missing
-from ..types.prefix import Output, Prefix
+from ..types.prefix import Prefix
 from ..types.protocols import SpellingTokenizer
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Grammars:
         grammar = Grammar(asked, matcher, self._vocab_size, end, special | texts, texts)
         if not grammar.first():
             expected = "one that tokens can fulfil: none could be the first"
-            if grammar.over(Output(Prefix(0, ()))):
+            if grammar.over(Prefix(0, ())):
                 expected = "more than the empty text, which no token of the request ends"
             raise InvalidConfigError(field, asked.value, expected)
         return grammar
@@ -200,20 +200,21 @@ class Grammar:
     end: int
     ends: frozenset[int]
     texts: frozenset[int]
+    begin: int = 0
     # After the tokens emitted so far; None for nothing that is known.
-    _emitted: tuple[LLMatcher, Output] | None = field(default=None, init=False)
+    _emitted: tuple[LLMatcher, Prefix] | None = field(default=None, init=False)
     _length: int = field(default=0, init=False)
 
-    def copy(self) -> Grammar:
-        """The same for another sequence."""
-        return replace(self)
+    def copy(self, begin: int = 0) -> Grammar:
+        """The same for another sequence, whose prompt has `begin` tokens."""
+        return replace(self, begin=begin)
 
-    def mask(self, output: Output, drafted: tuple[int, ...] = ()) -> Mask | None:
+    def mask(self, prefix: Prefix, drafted: tuple[int, ...] = ()) -> Mask | None:
         """Return which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], lowest first.
 
         All zeros where none may; None where a token on the path is refused.
         """
-        matcher = self._after(output, drafted)
+        matcher = self._after(prefix, drafted)
         return None if matcher is None else self._allowed(matcher)
 
     def first(self) -> frozenset[int]:
@@ -221,27 +222,27 @@ class Grammar:
         mask = self._allowed(self.start.deep_copy())
         return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
-    def over(self, output: Output, drafted: tuple[int, ...] = ()) -> bool:
+    def over(self, prefix: Prefix, drafted: tuple[int, ...] = ()) -> bool:
         """Return whether the text is whole, nothing can follow, and no token can say so."""
-        matcher = None if self.ends else self._after(output, drafted)
+        matcher = None if self.ends else self._after(prefix, drafted)
         if matcher is None:
             return False
         mask, whole = self._following(matcher)
         return whole and not mask.any()
 
-    def _after(self, output: Output, drafted: tuple[int, ...]) -> LLMatcher | None:
+    def _after(self, prefix: Prefix, drafted: tuple[int, ...]) -> LLMatcher | None:
         """A matcher at the end of a path, None if a token on it is refused."""
-        matcher, at = self._emitted or (None, None)
+        known = self._emitted
         # Until it is where it is to be: an interrupt leaves nothing that is known.
         self._emitted = None
-        rest = output.since(at)
-        if matcher is None or rest is None:
-            matcher, rest = self.start.deep_copy(), output.since(None)
-        assert rest is not None, "any output goes on from the beginning"
-        self._length = len(output)
-        if not self._goes(matcher, rest):
+        if known is not None and known[1].begins(prefix):
+            matcher, at = known[0], len(known[1])
+        else:
+            matcher, at = self.start.deep_copy(), self.begin
+        self._length = len(prefix) - self.begin
+        if not self._goes(matcher, prefix.tokens[at:].tolist()):
             return None
-        self._emitted = matcher, output
+        self._emitted = matcher, prefix
         if not drafted:
             return matcher
         matcher = matcher.deep_copy()

@@ -165,7 +165,7 @@ class LogitsPipeline:
         Processors of a user's own are not asked.
         """
         state, packed = self._states[row], self._packed
-        params, emitted = state.params, len(state.output) + len(drafted)
+        params, emitted = state.params, state.emitted + len(drafted)
         if row in packed.allowed and token not in packed.allowed[row]:
             return True
         if emitted < params.min_tokens and token in state.stop_ids:
@@ -292,7 +292,7 @@ class LogitsPipeline:
         """Return the mask of a node of a row that has a grammar; None if it allows nothing."""
         state, place = self._states[row], (row, drafted)
         if place not in self.masks:
-            self.masks[place] = state.grammar.mask(state.output, drafted)
+            self.masks[place] = state.grammar.mask(state.prefix, drafted)
         return self.masks[place]
 
     def _process(self, row: int, drafted: tuple[int, ...], logits: Tensor) -> None:

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
 
-from ..engine.batch import StepResult
+from ..engine.commit import StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.scheduler import Scheduler
 from ..engine.streaming import Streams

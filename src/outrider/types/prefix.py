@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 class _Buffer:
-    """Integers [capacity] of which the first `fill` are owned by at least one run."""
+    """Integers [capacity] of which the first `fill` are owned by at least one prefix."""
 
     __slots__ = ("data", "fill")
 
@@ -20,90 +18,43 @@ class _Buffer:
         self.fill = fill
 
 
-class _Run:
-    """An append-only run of integers: a buffer with a length.
-
-    Runs are values: `extended` returns a new one and leaves this one as it is. A run and its
-    extensions share one buffer as long as they form a single line; the second extension of the
-    same run copies.
-
-    Args:
-        values: the first of them.
-    """
-
-    __slots__ = ("_buffer", "length")
-
-    def __init__(self, values: Iterable[int] = ()) -> None:
-        data = np.fromiter(values, dtype=np.int64)
-        self.length = len(data)
-        self._buffer = _Buffer(data, len(data))
-
-    @property
-    def values(self) -> NDArray[np.int64]:
-        """The integers, int64 [length]. A view: do not write to it."""
-        return self._buffer.data[: self.length]
-
-    def extended(self, values: Sequence[int]) -> Self:
-        """This run followed by others."""
-        length = self.length + len(values)
-        buffer = self._buffer
-        if buffer.fill != self.length or length > len(buffer.data):
-            data = np.empty(max(2 * length, 64), dtype=np.int64)
-            data[: self.length] = self.values
-            buffer = _Buffer(data, self.length)
-        buffer.data[self.length : length] = values
-        buffer.fill = length
-        longer = self.__new__(type(self))
-        longer.length = length
-        longer._buffer = buffer
-        return longer
-
-    def __len__(self) -> int:
-        return self.length
-
-
-class Series(_Run, Sequence[int]):
-    """Integers of one kind, one for each round; equal to any sequence of the same."""
-
-    __slots__ = ()
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self.values[index].tolist()
-        return tuple(found) if isinstance(index, slice) else found
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
-
-class Prefix(_Run):
+class Prefix:
     """The tokens of one sequence so far.
+
+    Prefixes are values: `extended` returns a new one and leaves this one as it is. A prefix and its
+    extensions share one buffer as long as they form a single line; the second extension of the
+    same prefix copies.
 
     Args:
         sequence_id: names the sequence to models that keep a cache of it.
         tokens: token ids.
     """
 
-    __slots__ = ("sequence_id",)
+    __slots__ = ("_buffer", "length", "sequence_id")
 
     def __init__(self, sequence_id: int, tokens: Iterable[int]) -> None:
-        super().__init__(tokens)
+        data = np.fromiter(tokens, dtype=np.int64)
         self.sequence_id = sequence_id
+        self.length = len(data)
+        self._buffer = _Buffer(data, len(data))
 
     @property
     def tokens(self) -> NDArray[np.int64]:
         """The token ids, int64 [length]. A view: do not write to it."""
-        return self.values
+        return self._buffer.data[: self.length]
 
-    def extended(self, values: Sequence[int]) -> Self:
+    def extended(self, tokens: Sequence[int]) -> Prefix:
         """This prefix followed by other tokens."""
-        longer = super().extended(values)
-        longer.sequence_id = self.sequence_id
+        length = self.length + len(tokens)
+        buffer = self._buffer
+        if buffer.fill != self.length or length > len(buffer.data):
+            data = np.empty(max(2 * length, 64), dtype=np.int64)
+            data[: self.length] = self.tokens
+            buffer = _Buffer(data, self.length)
+        buffer.data[self.length : length] = tokens
+        buffer.fill = length
+        longer = Prefix.__new__(Prefix)
+        longer.sequence_id, longer.length, longer._buffer = self.sequence_id, length, buffer
         return longer
 
     def begins(self, other: Prefix) -> bool:
@@ -114,37 +65,8 @@ class Prefix(_Run):
             self.tokens, other.tokens[: self.length]
         )
 
+    def __len__(self) -> int:
+        return self.length
+
     def __repr__(self) -> str:
         return f"Prefix(sequence_id={self.sequence_id}, tokens={self.tokens.tolist()})"
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What follows a prompt: the tokens of a prefix from a place on.
-
-    Attributes:
-        prefix: the prompt, and what was emitted.
-        start: the prompt's length.
-    """
-
-    prefix: Prefix
-    start: int = 0
-
-    def __len__(self) -> int:
-        return self.prefix.length - self.start
-
-    def since(self, earlier: Output | None) -> list[int] | None:
-        """The tokens after those of an earlier output; None if this one does not go on from it.
-
-        No more is looked at than what came after it.
-
-        Args:
-            earlier: the other; None for an empty one.
-        """
-        if earlier is not None and (
-            self.start != earlier.start or not earlier.prefix.begins(self.prefix)
-        ):
-            return None
-        known = self.start if earlier is None else earlier.prefix.length
-        tokens: list[int] = self.prefix.tokens[known:].tolist()
-        return tokens

@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 
 from ..config.params import SamplingParams
 from . import trees
-from .plan import DraftPlan, DraftTree, RowOutcome, StopRule
-from .prefix import Output, Prefix, Series
+from .plan import DraftPlan as DraftPlan
+from .plan import DraftTree as DraftTree
+from .plan import RowOutcome as RowOutcome
+from .plan import StopRule as StopRule
+from .prefix import Prefix as Prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,26 +27,6 @@ FinishReason = Literal["stop", "length", "error"]
 
 MODEL = "model"
 """The source of a draft whose tokens each took a step of a model."""
-
-__all__ = [
-    "MODEL",
-    "Children",
-    "Distributions",
-    "DraftPlan",
-    "DraftProposal",
-    "DraftTree",
-    "FinishReason",
-    "HiddenStates",
-    "Output",
-    "Prefix",
-    "RoundRecord",
-    "RowOutcome",
-    "SequenceState",
-    "Series",
-    "StopRule",
-    "TargetScores",
-    "Verdict",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +59,7 @@ class SequenceState:
     stop_ids: frozenset[int]
     stream_key: int
     choice: int = 0
-    depths: Series = field(default_factory=Series)
+    depths: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     history: Any = None
     processors: tuple[Any, ...] = ()
@@ -94,7 +77,7 @@ class SequenceState:
     @property
     def remaining(self) -> int:
         """The number of tokens that may still be emitted."""
-        return self.params.max_tokens - (self.prefix.length - self.prompt_length)
+        return self.params.max_tokens - self.emitted
 
     @property
     def replayed(self) -> int | None:
@@ -103,9 +86,9 @@ class SequenceState:
         return None if asked is None or self.round >= len(asked) else asked[self.round]
 
     @property
-    def output(self) -> Output:
-        """The tokens emitted so far, not copied."""
-        return Output(self.prefix, self.prompt_length)
+    def emitted(self) -> int:
+        """The number of tokens emitted so far."""
+        return self.prefix.length - self.prompt_length
 
     @property
     def output_ids(self) -> list[int]:

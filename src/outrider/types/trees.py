@@ -9,8 +9,6 @@ right of the one it follows. Siblings are verified in the order of their columns
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,13 +80,8 @@ def path_table(parents: Parents) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return table, depths
 
 
-def level_sizes(shape: Sequence[int]) -> list[int]:
-    """How many nodes each level has if every node of the level above has shape[level] children."""
-    return list(accumulate(shape, mul))
-
-
-def longest_paths(ancestors: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def longest_paths(parents: Parents, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many tokens in a row are drafted for each row at most, int64 [B]."""
-    drafted = np.arange(ancestors.shape[1]) < lengths[:, None]
-    longest: NDArray[np.int64] = (ancestors.sum(2) * drafted).max(1, initial=0)
+    drafted = np.arange(parents.shape[1] + 1) <= lengths[:, None]
+    longest: NDArray[np.int64] = np.where(drafted, node_depths(parents), 0).max(1)
     return longest

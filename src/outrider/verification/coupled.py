@@ -9,32 +9,16 @@ one draft the probability is sum_j 1 / sum_i max(p_i / p_j, q_i / q_j) (Daliri, 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from array_api_compat import array_namespace
 
+from ..random import RoundDraws
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
 
 
-class Draws(Protocol):
-    """The draws that a verdict may ask for: two, or in coupled mode those of positions."""
-
-    def stop(self, distributions: Any) -> Any:
-        """Draw an index int64 [B] from each distribution [B, N + 1]."""
-
-    def token(self, distributions: Any) -> Any:
-        """Draw an index int64 [B] from each distribution [B, V]."""
-
-    def position(self, distributions: Any, offset: int, active: Any) -> Any:
-        """Draw the target's tokens int64 [B] from [B, V], `offset` positions after the prefix.
-
-        Rows that are not `active`, bool [B], may get any token; nothing need be drawn for them.
-        """
-
-
-def verify_coupled(proposal: DraftProposal, target: Any, draws: Draws) -> Verdict:
+def verify_coupled(proposal: DraftProposal, target: Any, draws: RoundDraws) -> Verdict:
     """Follow the target's own draws down the tree while they were proposed.
 
     Args:
@@ -48,8 +32,7 @@ def verify_coupled(proposal: DraftProposal, target: Any, draws: Draws) -> Verdic
     rows = xp.arange(batch, device=device)
     structure = proposal.structure
     children = trees.children_table(structure, proposal.lengths)
-    drafted = np.arange(proposal.width + 1) <= proposal.lengths[:, None]
-    deepest = int(np.where(drafted, trees.node_depths(structure), 0).max())
+    deepest = int(trees.longest_paths(structure, proposal.lengths).max())
     children = xp.asarray(children, device=device)
     node = xp.zeros(batch, dtype=xp.int64, device=device)
     active = xp.ones(batch, dtype=xp.bool, device=device)

@@ -93,7 +93,10 @@ class TraversalVerification(Method):
         if tree.path is not None:
             for column in range(tree.ratio.shape[1]):
                 weights.append(xp.clip(weights[-1] * tree.ratio[:, column : column + 1], max=1.0))
-            stops = [tree.chain_stop_probabilities(xp.concat(weights, axis=1))]
+            # Node by node, so that what is computed of a row of the vocabulary stays in a cache.
+            for node, weight in enumerate(weights[1:-1], 1):
+                stops.append(tree.stop_probability(tree.path.at(node), weight, None))
+            stops.append(weights[-1])
         for depth, level in enumerate(tree.levels):
             acceptance, before, left = tree.acceptance(level, weights[-1])
             if depth:

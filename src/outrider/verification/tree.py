@@ -167,10 +167,8 @@ class Tree:
         """
         xp = array_namespace(self.target)
         rows = xp.arange(weight.shape[0], device=weight.device)[:, None]
-        acceptance, left = (
-            [xp.zeros((*weight.shape, 0), dtype=weight.dtype, device=weight.device)],
-            None,
-        )
+        acceptance = [xp.zeros((*weight.shape, 0), dtype=weight.dtype, device=weight.device)]
+        left: Any | None = None
         for place in range(level.places):
             column = level.columns[:, :, place]
             if place == 0:
@@ -207,25 +205,6 @@ class Tree:
         left = self._mass(level, weight) if left is None else left
         total = row_totals(self._excess(level, level.places - 1, left))
         return xp.where(level.exists[:, :, -1], weight_after(weight, total)[0], weight)
-
-    def chain_stop_probabilities(self, weights: Any) -> Any:
-        """The stop probabilities [B, N + 1] of a chain with acceptance weights [B, N + 1].
-
-        Node by node, so that what is computed of a row of the vocabulary stays in a cache.
-        """
-        assert self.path is not None
-        xp = array_namespace(weights)
-        inner = weights[:, 1:-1]
-        if not inner.shape[1]:
-            return weights
-        totals = []
-        for node in range(1, weights.shape[1] - 1):
-            level = self.path.at(node)
-            mass = self._mass(level, weights[:, node : node + 1])
-            totals.append(row_totals(self._excess(level, 0, mass)))
-        after = weight_after(inner, xp.concat(totals, axis=1))[0]
-        stops = xp.where(self.path.exists[:, 1:, 0], after, inner)
-        return xp.concat([weights[:, :1], stops, weights[:, -1:]], axis=1)
 
     def remaining_distribution(self, node: Any, weight: Any) -> Any:
         """The distribution of the token after a node whose children are all refused.

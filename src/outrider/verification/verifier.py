@@ -11,10 +11,11 @@ from array_api_compat import array_namespace
 
 from ..config.params import SpeculativeConfig
 from ..errors import DraftShapeError
+from ..random import RoundDraws
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
 from .bounds import block_values
-from .coupled import Draws, verify_coupled
+from .coupled import verify_coupled
 from .lossy import LenientVerification, MixtureVerification, TypicalVerification
 from .methods import Method, RecursiveVerification, TraversalVerification, point_mass_stop
 from .tree import Tree
@@ -70,7 +71,7 @@ class Verifier:
         """Whether it may keep a token to which the target gives no probability."""
         return self.method is not None and self.method.keeps_forbidden
 
-    def verify(self, proposal: DraftProposal, target: Any, draws: Draws) -> Verdict:
+    def verify(self, proposal: DraftProposal, target: Any, draws: RoundDraws) -> Verdict:
         """Keep drafts, and draw the token that follows them.
 
         Args:
@@ -87,7 +88,7 @@ class Verifier:
         return verify(proposal, target, self.method, draws)
 
 
-def verify(proposal: DraftProposal, target: Any, method: Method, draws: Draws) -> Verdict:
+def verify(proposal: DraftProposal, target: Any, method: Method, draws: RoundDraws) -> Verdict:
     """Keep drafts by a method, as `Verifier.verify`; without drafts, draw the target's token."""
     xp = array_namespace(target)
     if proposal.width == 0:

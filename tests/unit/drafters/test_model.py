@@ -13,7 +13,6 @@ import torch
 
 from outrider import ModelDrafter, SamplingParams
 from outrider.certify.kits.drafter_round import TrialContext, outcomes
-from outrider.drafters.model import opened
 from outrider.random import Philox4x32
 from outrider.runtimes.base import Capabilities
 from outrider.runtimes.tabular import TabularModel, mock_pair
@@ -47,14 +46,15 @@ class Bounded(TabularModel):
 def test_only_rows_that_are_drafted_are_read_and_fed(depth: list[int]) -> None:
     """Their logits are those of all rows together, along chains and trees; the others' are 0."""
     model, draft = Bounded(), mock_pair(3, 1)[1]
+    drafter = ModelDrafter(model)
     prefixes = [Prefix(row, text) for row, text in enumerate(TEXTS)]
     rows = np.flatnonzero(depth)
     rest = np.setdiff1d(np.arange(4), rows)
     tokens, nodes = torch.tensor([1, 2, 0, 1]), torch.tensor([[1, 2]] * 4)
-    some, every = opened(model.open, prefixes, np.array(depth)), draft.open(prefixes, max(depth))
+    some, every = drafter._opened(prefixes, np.array(depth)), draft.open(prefixes, max(depth))
     assert [row for row, _ in model.opened] == rows.tolist()
     pairs = [(some.logits, every.logits), (some.step(tokens), every.step(tokens))]
-    some, every = opened(model.open, prefixes, np.array(depth)), draft.open(prefixes, max(depth))
+    some, every = drafter._opened(prefixes, np.array(depth)), draft.open(prefixes, max(depth))
     parents = torch.zeros(4, 2, dtype=torch.int64)
     pairs.append((some.expand(nodes, parents), every.expand(nodes, parents)))
     for found, expected in pairs:

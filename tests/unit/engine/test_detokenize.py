@@ -22,7 +22,7 @@ from tokenizers import decoders, models
 from outrider import SamplingParams
 from outrider.engine import stopping
 from outrider.engine.detokenize import SafeOffsets, StreamDecoder, held_back
-from outrider.engine.stopping import find_stop, reachable_nodes, until_stop
+from outrider.engine.stopping import find_stop, until_stop
 from outrider.types.records import Prefix, SequenceState
 from tests.support.tokenizers import HALF, SPECIAL, byte_level, metaspace, sentence_pieces, wrapped
 
@@ -301,4 +301,5 @@ def test_nodes_of_a_draft_are_reached_up_to_the_first_stop(
     params = SamplingParams(**({"max_tokens": 9} | fields))
     ends = frozenset(params.stop_token_ids)
     one = replace(state([ord("x")], params), stop_ids=ends)
-    assert reachable_nodes(one, [97, 98, 99, 100], tokenizer) == reachable
+    kept, reason = until_stop(one, [97, 98, 99, 100], tokenizer)
+    assert len(kept) + (reason is None) == reachable

@@ -12,13 +12,14 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from outrider import SamplingParams
-from outrider.engine.requests import Limits, parse_request, split_prompts, token_ids
+from outrider.engine.requests import parse_request, split_prompts, token_ids
 from outrider.errors import (
     ContextLengthError,
     EmptyPrefixError,
     InvalidConfigError,
     TokenOutOfRangeError,
 )
+from outrider.runtimes.base import Capabilities
 from outrider.sampling.grammar import Grammars
 from tests.support.alphabet import alphabet
 
@@ -43,11 +44,19 @@ TOKENIZER = tokenizer()
 MESSAGES = [{"role": "user", "content": "abc"}]
 
 
-def parsed(prompt: Any, limits: Limits | None = None, **fields: Any) -> tuple[int, ...]:
-    limits = limits or Limits(11, 32, frozenset(), drafts=True)
-    grammars = Grammars(TOKENIZER, 11, frozenset())
+GRAMMARS = Grammars(TOKENIZER, 11, frozenset())
+
+
+def target(max_length: int = 32) -> Capabilities:
+    return Capabilities(11, torch.device("cpu"), max_length=max_length)
+
+
+def parsed(
+    prompt: Any, max_length: int = 32, drafts: bool = True, **fields: Any
+) -> tuple[int, ...]:
+    params = SamplingParams(**({"max_tokens": 2} | fields))
     return parse_request(
-        prompt, SamplingParams(**({"max_tokens": 2} | fields)), TOKENIZER, limits, grammars
+        prompt, params, TOKENIZER, target(max_length), GRAMMARS, drafts=drafts
     ).token_ids
 
 
@@ -129,14 +138,13 @@ def test_a_text_needs_a_tokenizer() -> None:
 
 
 def test_the_targets_context_alone_limits_a_request() -> None:
-    limits = Limits(11, 8, frozenset(), drafts=False)
-    assert parsed([1] * 5, limits, max_tokens=3) == (1,) * 5
+    assert parsed([1] * 5, 8, drafts=False, max_tokens=3) == (1,) * 5
     with pytest.raises(ContextLengthError, match=r"target's context of 8 tokens; use max_tokens <"):
-        parsed([1] * 6, limits, max_tokens=3)
+        parsed([1] * 6, 8, max_tokens=3)
     with pytest.raises(ContextLengthError, match="shorten the prompt"):
-        parsed([1] * 9, limits, max_tokens=3)
+        parsed([1] * 9, 8, max_tokens=3)
     with pytest.raises(EmptyPrefixError):
-        parsed([], limits)
+        parsed([], 8)
 
 
 @pytest.mark.parametrize(
@@ -183,20 +191,18 @@ def test_parameters_that_leave_nothing_are_refused(fields: dict[str, Any], messa
 
 
 def test_depths_need_a_drafter_and_stop_strings_a_tokenizer() -> None:
-    limits, grammars = Limits(11, 32, frozenset(), drafts=False), Grammars(None, 11, frozenset())
     with pytest.raises(InvalidConfigError, match=r"depths=.*has no drafter"):
-        parsed([1], limits, depths=(0, -2))
+        parsed([1], drafts=False, depths=(0, -2))
     params = SamplingParams(stop="a", max_tokens=2)
     with pytest.raises(InvalidConfigError, match=r"stop=.*without a tokenizer"):
-        parse_request([1], params, None, limits, grammars)
+        parse_request([1], params, None, target(), GRAMMARS, drafts=False)
     with pytest.raises(InvalidConfigError, match="params="):
-        parse_request([1], {"n": 1}, None, limits, grammars)
+        parse_request([1], {"n": 1}, None, target(), GRAMMARS, drafts=False)
 
 
 def test_a_predicted_text_has_no_special_tokens_around_it() -> None:
-    limits, grammars = Limits(11, 32, frozenset(), drafts=True), Grammars(None, 11, frozenset())
     for given in ("abc", [0, 1, 2], torch.tensor([0, 1, 2])):
         params = SamplingParams(max_tokens=2, prediction=given)
-        request = parse_request([1], params, TOKENIZER, limits, grammars)
+        request = parse_request([1], params, TOKENIZER, target(), GRAMMARS, drafts=True)
         assert request.prediction is not None
         assert request.prediction.tolist() == [0, 1, 2]

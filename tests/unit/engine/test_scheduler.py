@@ -19,7 +19,7 @@ from outrider import (
     SpeculativeConfig,
     SpeculativeDecoder,
 )
-from outrider.engine.batch import StepResult
+from outrider.engine.commit import StepResult
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import (
     DegenerateDistributionError,

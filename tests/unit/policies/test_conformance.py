@@ -11,7 +11,8 @@ import pytest
 
 from outrider import SpeculativeConfig
 from outrider.certify.kits import check_policy
-from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape, policy_of
+from outrider.engine.compatibility import policy_of
+from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
 from outrider.policies.rule import BreakEven
 from outrider.types.records import DraftPlan, SequenceState
 from tests.support.drafter_traits import Drafter

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from outrider import SpeculativeConfig
-from outrider.policies import AdaptiveDepth, ConfidenceDepth, FixedDepth, Shape, policy_of
+from outrider.engine.compatibility import policy_of
+from outrider.policies import AdaptiveDepth, ConfidenceDepth, FixedDepth, Shape
 from outrider.policies.acceptance import Acceptance, rates
 from outrider.policies.costs import MEMORY, PRIOR_WEIGHT, RoundCosts
 from outrider.types.records import MODEL, RowOutcome

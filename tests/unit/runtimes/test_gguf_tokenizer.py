@@ -13,7 +13,7 @@ from outrider.drafters.vocabulary.spelling import Spelling
 from outrider.engine.detokenize import StreamDecoder
 from outrider.errors import InvalidConfigError, ModelError, TokenOutOfRangeError
 from outrider.sampling.grammar import Grammars
-from outrider.types.prefix import Output, Prefix
+from outrider.types.prefix import Prefix
 
 pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
 pytest.importorskip("gguf", reason="gguf writes the files of these tests")
@@ -154,7 +154,7 @@ def test_a_schema_allows_the_tokens_that_it_allows_under_the_tokenizer_of_transf
     grammars = [Grammars(each, len(known), ends).of(asked, ends) for each in (tokenizer, known)]
     ids = known.encode('{"a": 12, "b":\n "y€"}')
     for length in range(len(ids) + 1):
-        output = Output(Prefix(0, ids[:length]))
+        output = Prefix(0, ids[:length])
         masks = [grammar.mask(output) for grammar in grammars]
         assert masks[0] is not None
         assert np.array_equal(*masks)

@@ -20,7 +20,7 @@ from outrider.engine.stopping import until_stop
 from outrider.errors import InvalidConfigError
 from outrider.sampling import grammar as grammar_module
 from outrider.sampling.grammar import Grammar, Grammars
-from outrider.types.records import Output, Prefix, SequenceState
+from outrider.types.records import Prefix, SequenceState
 from tests.support.alphabet import every_byte
 from tests.support.forms import END, LANGUAGES, TOKENIZER, V
 
@@ -32,9 +32,9 @@ FORMS = {name: asked for name, (asked, _) in LANGUAGES.items()} | {
 }
 
 
-def emitted(*tokens: int) -> Output:
-    """Tokens as a sequence's output."""
-    return Output(Prefix(0, tokens))
+def emitted(*tokens: int) -> Prefix:
+    """Tokens of a sequence without a prompt."""
+    return Prefix(0, tokens)
 
 
 def allowed(grammar: Grammar, *path: int) -> set[int]:
@@ -43,12 +43,12 @@ def allowed(grammar: Grammar, *path: int) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
-def fault_only_on(self: Any, output: Output, drafted: tuple[int, ...] = ()) -> Any:
+def fault_only_on(self: Any, prefix: Prefix, drafted: tuple[int, ...] = ()) -> Any:
     """Rejected tokens stay in the matcher."""
-    path = [*(output.since(None) or []), *drafted]
+    path = [*prefix.tokens[self._begin :].tolist(), *drafted]
     # As many tokens as it was given, whichever they were.
     rest, self.count = path[getattr(self, "count", 0) :], max(getattr(self, "count", 0), len(path))
-    matcher, _ = self._emitted = self._emitted or (self.start.deep_copy(), output)
+    matcher, _ = self._emitted = self._emitted or (self.start.deep_copy(), prefix)
     return matcher if matcher.try_consume_tokens(rest) == len(rest) else None
 
 
@@ -128,7 +128,7 @@ def test_an_interrupt_at_any_line_leaves_later_masks_right(line: int) -> None:
 def lines(asked: StructuredOutput, grammar: Grammar, params: SamplingParams) -> int:
     """As `differing`, of states that go on from each other in rounds, as the engine's do."""
     rng, found = random.Random(1), 0
-    prompt = Prefix(0, [4, 4, 4])
+    prompt, grammar = Prefix(0, [4, 4, 4]), grammar.copy(3)
     start = SequenceState(prompt, 3, params, frozenset(), 0, grammar=grammar)
     known = [start]
     for _ in range(150):
@@ -136,11 +136,11 @@ def lines(asked: StructuredOutput, grammar: Grammar, params: SamplingParams) -> 
         output = state.output_ids
         drafted = tuple(walk(asked, output, rng.randrange(1, 4), rng))
         for length in range(len(drafted) + 1):
-            one = grammar.mask(state.output, drafted[:length])
+            one = grammar.mask(state.prefix, drafted[:length])
             other = GRAMMARS.of(asked, frozenset()).mask(emitted(*output, *drafted[:length]))
             found += (one is None) != (other is None) or bool(np.any(one != other))
         kept = list(drafted[: rng.randint(1, len(drafted))])
-        if grammar.mask(state.output, tuple(kept)) is None:
+        if grammar.mask(state.prefix, tuple(kept)) is None:
             continue
         kept, reason = until_stop(state, kept, None)
         if reason is None:

@@ -274,7 +274,7 @@ def test_a_dead_end_of_a_grammar_blocks_its_node_and_those_below() -> None:
     form = StructuredOutput(choice=("ab", "c"))
     params = SamplingParams(structured_output=form, bad_words=((0, 1),))
     one = SequenceState(Prefix(0, [9]), 1, params, frozenset({3}), 0)
-    one = replace(one, grammar=grammars.of(form, one.stop_ids))
+    one = replace(one, grammar=grammars.of(form, one.stop_ids).copy(1))
     found, _ = run(one, chain(0, 1))
     assert (found.logits[0, 0] > -torch.inf).nonzero().flatten().tolist() == [0, 2]
     assert isinstance(found.blocked[0, 1], DegenerateDistributionError)

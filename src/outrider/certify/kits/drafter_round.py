@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ...config.params import SamplingParams, SpeculativeConfig
 from ...drafters.base import Drafter
-from ...engine.batch import Batch
-from ...engine.context import RoundContext
+from ...drafters.context import DraftContext
 from ...random import Enumerator
+from ...sampling.batch import Batch
 from ...types.plan import DraftPlan
 from ...types.protocols import Chance
 from ...types.records import Distributions, DraftProposal, Prefix, SequenceState
@@ -23,7 +23,7 @@ _VOCABULARY = 2**17
 """No request of a trial says anything of single tokens."""
 
 
-class TrialContext(RoundContext):
+class TrialContext(DraftContext):
     """A round of B requests without filters, on the CPU.
 
     Args:

@@ -83,7 +83,7 @@ def _played(
         replace(
             state,
             prefix=state.prefix.extended([1] * min(kept[row] + 1, state.remaining)),
-            depths=state.depths.extended([depth[row]]),
+            depths=(*state.depths, depth[row]),
             history=policy.remember(
                 state.history, RowOutcome(MODEL, depth[row], kept[row], confidences[row])
             ),

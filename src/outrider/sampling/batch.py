@@ -1,4 +1,4 @@
-"""Sequences decoded together, and the result of one round."""
+"""Sequences decoded together, and what their parameters ask of distributions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import torch
 
 from ..config.params import SamplingParams
 from ..random import RoundDraws, position_keys, round_keys
-from ..sampling.distributions import PackedParams
-from ..sampling.logprobs import Report
-from ..sampling.packed import PackedLogitsParams
-from ..sampling.pipeline import Ended, LogitsPipeline
 from ..types.protocols import Chance
-from ..types.records import RoundRecord, SequenceState
-from .outputs import Origin
+from ..types.records import SequenceState
+from .distributions import PackedParams
+from .packed import PackedLogitsParams
+from .pipeline import Ended, LogitsPipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,26 +122,3 @@ def _with_limits(draft: SamplingParams, state: SequenceState, vocab_size: int) -
     if banned.issuperset(range(vocab_size) if both is None else both):
         words, both = asked.bad_words, allowed
     return replace(draft, bad_words=words, allowed_token_ids=both, min_tokens=asked.min_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The result of one round.
-
-    Attributes:
-        batch: the sequences after it, finished ones included.
-        emitted: the tokens each emitted.
-        record: what the round did and where its time went.
-        logprobs: of the tokens each emitted, for requests that ask; empty for the others.
-    """
-
-    batch: Batch
-    emitted: tuple[list[int], ...]
-    record: RoundRecord
-    logprobs: tuple[Report, ...]
-
-    def origin(self, row: int, index: int) -> Origin:
-        """Return where the `index`-th token that a row emitted came from."""
-        if index < self.record.accepted[row]:
-            return "draft"
-        return "bonus" if self.record.bonus[row] else "correction"

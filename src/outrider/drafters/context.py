@@ -8,21 +8,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config.params import SpeculativeConfig
-from ..drafters.base import DraftContext
 from ..random import RoundDraws
 from ..sampling import distributions as sampling
+from ..sampling.batch import Batch
 from ..sampling.paths import Path
 from ..sampling.pipeline import LogitsPipeline
 from ..types.records import Children, Distributions, DraftPlan
 from ..types.transfer import sent
-from .batch import Batch
 
 _ENTROPY_SCALE = 0.2
 """Of the confidence 1 - sqrt(scale * entropy): the value of AdaEDL (arXiv 2410.18351)."""
 
 
-class RoundContext(DraftContext):
-    """A round as its drafter sees it. It hides whether picks are greedy, drawn or coupled.
+class DraftContext:
+    """What a drafter may know of a round: how to make distributions, and how to draw.
+
+    Whether drafts are greedy, drawn or coupled is hidden from the drafter.
 
     Args:
         batch: the sequences, and their sampling parameters.
@@ -69,12 +70,16 @@ class RoundContext(DraftContext):
 
     @property
     def processes_logits(self) -> bool:
-        """Whether distributions depend on the tokens drafted before."""
+        """Whether distributions depend on the tokens drafted before: `distribution` needs them."""
         return self._pipeline is not None
 
     @property
     def local(self) -> NDArray[np.bool_]:
-        """Rows to be drafted from their own sequence alone, bool [B]."""
+        """Rows that must be drafted from their own sequence alone, bool [B], on the host.
+
+        Their text depends on what is drafted and is promised to repeat: what a drafter learnt from
+        other sequences must not be used for them.
+        """
         repeats = [
             state.params.seed is not None and not state.params.greedy and not self._draws.coupled
             for state in self._batch.states
@@ -83,28 +88,36 @@ class RoundContext(DraftContext):
 
     @property
     def learning(self) -> bool:
-        """Whether a drafter may learn from this round."""
+        """Whether a drafter may learn from this round. An enumeration walks all its outcomes."""
         return self._learning
 
     @property
     def prompt_lengths(self) -> NDArray[np.int64]:
-        """The number of prompt tokens of each row, int64 [B]."""
+        """The number of prompt tokens of each row, int64 [B], on the host."""
         return np.array([state.prompt_length for state in self._batch.states], dtype=np.int64)
 
     def prediction(self, row: int) -> NDArray[np.int64] | None:
-        """Return the row's expected output, int64 [m]; None if there is none."""
+        """Return the row's expected output, int64 [m], on the host; None if there is none."""
         return self._batch.states[row].prediction
 
     def stop_ids(self, row: int) -> frozenset[int]:
-        """Return the tokens that end the row's request."""
+        """Return the tokens that end the row's request: a draft may end with one of them."""
         state = self._batch.states[row]
-        emitted = state.prefix.length - state.prompt_length
-        return state.stop_ids if emitted >= state.params.min_tokens else frozenset()
+        return state.stop_ids if state.emitted >= state.params.min_tokens else frozenset()
 
     def allowed(
         self, row: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Return which tokens of a chain or tree a row's request allows, with all before them."""
+        """Return which tokens of a row's chain or tree its request allows, with all before them.
+
+        Args:
+            row: of the round.
+            tokens: int64 [n], on the host.
+            parents: the node that each follows, int64 [n]: 0 the prefix.
+
+        Returns:
+            bool [n].
+        """
         if self._pipeline is None:
             return np.ones(len(tokens), dtype=np.bool_)
         paths: list[tuple[int, ...] | None] = [()]
@@ -116,11 +129,18 @@ class RoundContext(DraftContext):
         return np.array([path is not None for path in paths[1:]], dtype=np.bool_)
 
     def limit_depths(self, depth: NDArray[np.int64]) -> None:
-        """Draw nothing from now on for rows beyond these depths [B]."""
+        """Draw nothing from now on for rows beyond these depths [B], at most the plan's.
+
+        What is drawn for a row must not depend on what others need.
+        """
         self._depth = depth
 
     def depths(self) -> NDArray[np.int64]:
-        """Return how deep each row is drafted, int64 [B], after the tokens drawn so far."""
+        """Return how deep each row is drafted, int64 [B], after the tokens drawn so far.
+
+        To be asked after each `pick`, before the next step of the model. Where the plan's stop rule
+        says so a row ends here, and draws nothing from now on.
+        """
         stop, drawn = self._plan.stop, len(self._confidence) + 1
         if stop is None or self._latest is None or drawn > self._plan.deepest:
             return self._depth
@@ -153,7 +173,13 @@ class RoundContext(DraftContext):
         return confidence.clip(min=0)
 
     def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distributions:
-        """Make the distributions that the rows' own parameters ask for; see `DraftContext`."""
+        """Make the distributions that the rows' own parameters ask for.
+
+        Args:
+            logits: [B, V] or [B, M, V], after M nodes of each row, all at one depth D.
+            path: the drafted tokens that lead to them, int64 [B, M, D]; None if there are none, or
+                if logits are not processed.
+        """
         if self._pipeline is not None:
             whole = logits[:, None] if logits.ndim == 2 else logits
             if path is None:
@@ -171,7 +197,7 @@ class RoundContext(DraftContext):
         return made
 
     def pick(self, distributions: Distributions, position: int) -> Tensor:
-        """Draw tokens int64 [B], the `position`-th of this round.
+        """Draw tokens int64 [B], the `position`-th of this round; each position once a round.
 
         Rows that are not drafted this far get an undefined token.
         """
@@ -185,7 +211,10 @@ class RoundContext(DraftContext):
         return self._draws.drafts(probs[:, None], np.array([position]), used)[:, 0]
 
     def estimate_acceptance(self, distributions: Distributions, most: int) -> Tensor:
-        """Estimate how likely each of `most` children is kept, float64 [B, M, most]."""
+        """Estimate how likely each of `most` children is kept, float64 [B, M, most].
+
+        Made before anything is drawn; it does not grow from one child to the next.
+        """
         assert distributions.probs is not None
         best = distributions.probs.topk(most, -1).values.double()
         # The first child of a sampled node is drawn, and most often kept; the likeliest follow.
@@ -195,7 +224,15 @@ class RoundContext(DraftContext):
     def children(
         self, distributions: Distributions, counts: Tensor, most: int, first: int, level: int
     ) -> Children:
-        """Draw tokens that follow the same node, for each of M nodes; see `DraftContext`."""
+        """Draw tokens that follow the same node, for each of M nodes at depth `level`.
+
+        Args:
+            distributions: for [B, M].
+            counts: the number of children of each node, int64 [B, M], 0 included.
+            most: the largest count, known on the host.
+            first: the index of the first of these M nodes in the tree; each node once a round.
+            level: how many drafted tokens lead to these nodes.
+        """
         probs = distributions.probs
         assert probs is not None
         rows = np.full((len(probs), most), -1)
