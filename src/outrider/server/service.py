@@ -142,7 +142,7 @@ class Service:
         decoder: stepped by the thread alone, from now on.
         max_waiting: how many sequences may wait for room.
         timeout_s: how long a request may take, waiting included.
-        prefill_chunk: tokens of new prompts that are prefilled with a round; see `Scheduler`.
+        prefill_chunk: tokens a step, of running requests and of new prompts; see `Scheduler`.
 
     Attributes:
         decoder: the decoder.
