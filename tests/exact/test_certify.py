@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cache, partial
 from itertools import combinations, count, product
@@ -320,3 +320,47 @@ def test_a_policy_that_writes_while_it_plans_is_rejected() -> None:
     assert not found.passed
     assert "plan changes nothing" in found.detail
     assert checks.policies(checks.shipped, [config]).passed
+
+
+def test_cases_draft_as_deep_as_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Early exits reach their depth, and knowledge of measured costs has most cases draft."""
+    deepest: list[int] = []
+    step = SpeculativeDecoder.step
+
+    def noting(self: Any, *args: Any) -> Any:
+        result = step(self, *args)
+        deepest.append(max(result.record.depth))
+        return result
+
+    monkeypatch.setattr(SpeculativeDecoder, "step", noting)
+    reached: dict[tuple[str, str], list[bool]] = {}
+    for case in _of_each_kind(designed()[1]):
+        deepest.clear()
+        assert case.measure().problem is None
+        measured = case.values["policy"] == "adaptive, measured"
+        goal = 1 if measured else int(case.values["depth"])
+        key = case.values["policy"], case.values["depth"]
+        reached.setdefault(key, []).append(max(deepest, default=0) >= goal)
+    assert all(sum(each) > len(each) / 2 for each in reached.values()), reached
+
+
+def _of_each_kind(design: Sequence[cases.Case]) -> list[cases.Case]:
+    """Some cases of each depth: of early exits with fixed depths, and of measured costs."""
+    found: list[cases.Case] = []
+    for depth in ("1", "2", "3"):
+        own = [each for each in design if each.values["depth"] == depth]
+        own = [each for each in own if each.values["stop"] == "never"]
+        exits = [
+            each
+            for each in own
+            if each.values["drafter"].endswith("early exit") and each.values["policy"] == "fixed"
+        ]
+        measured = [
+            each
+            for each in own
+            if each.values["policy"] == "adaptive, measured"
+            and each.values["drafter"].startswith("model")
+            and each.values["replay"] == "no"
+        ]
+        found += exits[:4] + measured[:4]
+    return found

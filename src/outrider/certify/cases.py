@@ -19,16 +19,17 @@ from ..drafters.ngram import NgramDrafter
 from ..drafters.prediction import PredictionDrafter
 from ..drafters.suffix.drafter import SuffixDrafter
 from ..engine.decoder import SpeculativeDecoder
+from ..policies.base import Policy
 from ..runtimes.base import Runtime
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..types.records import SequenceState
+from ..types.records import Prefix, SequenceState
 from ..verification import Verifier
 from . import toys
 from .checks import TOLERANCE
 from .contracts import CheckedMethod, described
 from .covering import Coverage, coverage, covering
 from .enumeration import exact_distribution
-from .kits.policy import rounds
+from .kits.policy import play
 from .layered import layered
 from .reference import Source, distance, target_distribution
 from .toys import of_another_vocabulary
@@ -142,8 +143,14 @@ POLICIES: dict[str, dict[str, Any]] = {
 """What decides how far to draft.
 
 Adaptive cases have a seed, so that their own history and the cost ratio decide; or costs were
-measured, on the policy kit's made-up rounds, and decide beside what all sequences share. In those
-of confidence a token costs so much that some paths end early and others do not.
+measured, on made-up rounds, and decide beside what all sequences share. In those of confidence a
+token costs so much that some paths end early and others do not.
+"""
+
+_KNOWN_ROUNDS = (*[(0, 0)] * 3, (1, 1), (1, 0), (2, 1), (2, 2), (3, 1), (3, 0), *[(0, 0)] * 2)
+"""What each made-up round drafted in a row, and what it kept: of one sequence, then of four.
+
+So few are kept that it depends on a text's own rounds how far it is drafted for.
 """
 
 FACTORS: dict[str, tuple[str, ...]] = {
@@ -233,9 +240,9 @@ class Case:
             return Measured(self, math.inf, 0, described(error))
 
     def _measure(self) -> Measured:
-        params, batch = self._params(), self.values["batch"]
         target, source, draft = self._models()
         decoder = self._decoder(target, draft)
+        params, batch = self._params(later=decoder.follows), self.values["batch"]
         mates = _mates(decoder) if batch == "with others" else ()
         found = exact_distribution(
             decoder, _PROMPT, params, batch_size=_BATCH_SIZES[batch], mates=mates
@@ -252,12 +259,13 @@ class Case:
         tree = self.values["drafter"].startswith("tree")
         return 4 if self._depth == 1 and not tree else 3
 
-    def _params(self) -> SamplingParams:
+    def _params(self, *, later: bool) -> SamplingParams:
+        """What is asked; with `later` a round more, where the first one drafts nothing."""
         values = self.values
         # One token more than the depth, or a round could not reach it.
         asked: dict[str, Any] = {
-            "max_tokens": max(3, self._depth + 1),
-            "depths": (self._depth, 0, 1) if values["replay"] == "yes" else None,
+            "max_tokens": max(3, self._depth + 1) + later,
+            "depths": (0,) * later + (self._depth, 0, 1) if values["replay"] == "yes" else None,
             "seed": 1 if values["policy"] == "adaptive" else None,
             "prediction": _PREDICTION if values["drafter"] == "prediction" else None,
         }
@@ -280,8 +288,25 @@ class Case:
         tokenizer = toys.tokenizer(toys.TEXTS[: self._vocab_size])
         decoder = self.part.build(target, draft, config, tokenizer=tokenizer)
         if self.values["policy"] == "adaptive, measured":
-            decoder.knowledge = rounds(decoder.policy)[-1][0]
+            decoder.knowledge = _taught(decoder.policy, config.deepest)
         return decoder
+
+
+def _taught(policy: Policy, deepest: int) -> Any:
+    """The knowledge of a policy that measured the costs of made-up rounds: no clock is read."""
+    knowledge = policy.start()
+    params = SamplingParams(max_tokens=100)
+    for rows in (1, 4):
+        states = [
+            SequenceState(Prefix(-1 - row, range(16)), 16, params, frozenset(), row)
+            for row in range(rows)
+        ]
+        for asked, most in _KNOWN_ROUNDS:
+            depth = min(asked, deepest)
+            kept = min(most, depth)
+            states, record = play(policy, states, [depth] * rows, [kept] * rows, confidence=0.7)
+            knowledge = policy.observe(knowledge, states, record)
+    return knowledge
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ def serve(
         served_model_name: what clients call the model (default: its name here).
         max_sequences: how many sequences are decoded together.
         max_waiting: how many more may wait; others are refused with status 429.
-        prefill_chunk: tokens a step, of running requests and of new prompts; longer prompts are
-            prefilled in parts.
+        prefill_chunk: tokens of new prompts in a step, about; longer prompts are prefilled in
+            parts.
         timeout: seconds that a request may take, waiting included.
         grace: seconds that running requests have to end after SIGTERM or Ctrl-C.
         max_body: bytes that a request may have.

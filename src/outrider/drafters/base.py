@@ -22,8 +22,8 @@ class Drafter(ABC):
         looks_up: whether some of its tokens take no step of a model.
         hidden_layers: of the target, whose hidden states it drafts from; see `observe_round`.
         branches: whether it drafts trees where they are asked for; if not, chains.
-        follows: whether it drafts from what the target has computed, so that no sequence is drafted
-            in its first round; so does whatever names `hidden_layers`.
+        follows: whether it drafts from what the target has computed; so does whatever names
+            `hidden_layers`. Without look-ups beside it no sequence is drafted in its first round.
     """
 
     source: str = MODEL
@@ -49,7 +49,7 @@ class Drafter(ABC):
         """
 
     def steps(self, depth: int) -> int:
-        """Return how many forwards its model takes to draft so many tokens in a row."""
+        """Return how many forwards its model takes to draft tokens in a row, of at least one."""
         return depth
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:

@@ -43,7 +43,7 @@ class ModelDrafter(Drafter):
             raise InvalidConfigError("model", name, expected)
         self.model = model
         self.models = (model,)
-        self.branches = model.capabilities.drafts_trees
+        self.branches = model.capabilities.trees and model.capabilities.drafts_trees
         self._vocab_size = vocab_size or model.vocab_size
 
     @property

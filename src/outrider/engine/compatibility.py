@@ -115,7 +115,8 @@ def policy_of(
     if drafter is None or not shape.deepest:
         return FixedDepth(Shape(0))
     if shape.tree is not None and not drafter.branches:
-        _LOG.warning("the draft model drafts chains in place of trees: each level would cost more")
+        name = type(drafter).__name__
+        _LOG.warning("chains are drafted in place of trees: %s drafts none with this model", name)
         shape = Shape(shape.deepest)
     if config.depth == "fixed":
         return FixedDepth(shape)

@@ -120,6 +120,12 @@ class Engine:
         """The longest sequence, prompt included, in tokens; None if the target sets no bound."""
         return self.target.max_length
 
+    @property
+    def follows(self) -> bool:
+        """Whether nothing is drafted in a sequence's first round; see `Drafter.follows`."""
+        looks_up = self.drafter is not None and self.drafter.looks_up
+        return self._drafting.follows and not looks_up
+
     def reset_metrics(self) -> None:
         """Start counting anew."""
         self._tally = Tally(lossy=self._tally.lossy)
@@ -231,8 +237,7 @@ class Engine:
             return DraftPlan(np.zeros(len(states), dtype=np.int64))
         plan = self.policy.plan(self.knowledge, states)
         check_plan(plan, states)
-        follows = self._drafting.follows
-        drafting = np.array([s.drafting and (s.round > 0 or not follows) for s in states])
+        drafting = np.array([s.drafting and (s.round > 0 or not self.follows) for s in states])
         return plan if drafting.all() else replace(plan, depth=np.where(drafting, plan.depth, 0))
 
     def _score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:

@@ -120,7 +120,7 @@ def parse_request(
     drafts: bool,
     mixes: bool = False,
 ) -> Request:
-    """Check one prompt and its parameters against the target's target.
+    """Check one prompt and its parameters against what the target can do.
 
     Args:
         prompt: text, token ids, or what a tokenizer returned of one text.

@@ -27,8 +27,9 @@ class Scheduler:
         engine: the engine, such as a decoder. Its models' room is shared by all its schedulers.
         name: what errors of others call this scheduler while it holds room.
         discard: whether what the models computed is not to be shared with later sequences.
-        prefill_chunk: the most tokens a step, those of running sequences and of new prompts; longer
-            prompts are prefilled in parts between rounds of others. None prefills all at once.
+        prefill_chunk: tokens a step, one for each running sequence and the rest, half of them at
+            least, of new prompts; longer prompts are prefilled in parts between rounds of others.
+            None prefills all at once.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Scheduler:
         self._waiting.clear()
         self._failures.clear()
         self._retire((*self._batch.states, *self._prefilling))
+        self._drop_held()
 
     def __enter__(self) -> Self:
         return self
@@ -156,17 +158,18 @@ class Scheduler:
             What is left of the step's tokens for the first long prompt.
         """
         self._engine.release_dropped()
-        running = len(self._batch.states)
+        running, chunk = len(self._batch.states), self._prefill_chunk
         live = running + len(self._prefilling)
-        tokens = inf if self._prefill_chunk is None else max(1, self._prefill_chunk - running)
+        tokens = inf if chunk is None else max((chunk + 1) // 2, chunk - running)
         # Newcomers leave half of them to a long prompt that came before.
-        left = tokens / 2 if self._prefilling else tokens
-        spent = 0.0
+        left = max(1.0, tokens / 2) if self._prefilling else tokens
+        spent, key = 0.0, None
         long: list[bool] = []
         for state, missing in self._engine.fitting(self._waiting, live):
             # Further choices share what the first one prefills.
-            follows = state.choice > 0 and bool(long)
-            apart = long[-1] if follows else missing > tokens
+            follows = state.choice > 0 and not state.round and state.stream_key == key
+            apart = long[-1] if follows else missing > left
+            key = state.stream_key
             cost = 0 if apart else int(follows) or missing
             if spent + cost > left or not self._take(state.prefix.sequence_id):
                 break
@@ -184,6 +187,11 @@ class Scheduler:
             at_once = [state for state, apart in zip(admitted, long, strict=True) if not apart]
             self._batch = self._engine.pack((*self._batch.states, *at_once))
         return tokens - spent
+
+    def _drop_held(self) -> None:
+        """Give back what an admission that failed had taken."""
+        self._engine.slots.drop(self._held)
+        self._held.clear()
 
     def _take(self, sequence_id: int) -> bool:
         """Take a slot for a sequence; return whether there was one."""
@@ -245,3 +253,5 @@ class Scheduler:
             if isinstance(error, OutriderError):
                 error.sequence_id = None
         self._retire(failed or held, discard=True)
+        if not failed:
+            self._drop_held()

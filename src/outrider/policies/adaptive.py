@@ -137,9 +137,13 @@ class AdaptiveDepth(Policy):
         self._own_costs = RoundCosts(1, *self._ratios)
         self._looks_up = looks_up
         self._has_model = has_model
-        self._steps_to = steps
-        self._steps = np.array([steps(depth) for depth in range(shape.deepest + 1)])
+        self._steps_of = steps
+        self._steps = np.array([self._steps_to(depth) for depth in range(shape.deepest + 1)])
         self._coupled = coupled
+
+    def _steps_to(self, depth: int) -> int:
+        """The draft steps of a draft so deep."""
+        return self._steps_of(depth) if depth else 0
 
     def start(self) -> Knowledge:
         """Return the knowledge of a policy that has seen no round."""

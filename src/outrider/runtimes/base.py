@@ -27,7 +27,7 @@ class Capabilities:
         max_length: the longest prefix, drafts included, in tokens; None for any length.
         eos_token_ids: tokens that end a sequence.
         trees: whether proposals may branch.
-        drafts_trees: whether its cursors may; where they may not, it drafts chains.
+        drafts_trees: whether cursors may, if proposals do; where they may not, chains are drafted.
     """
 
     vocab_size: int

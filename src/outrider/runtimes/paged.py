@@ -144,10 +144,11 @@ class PagedModel(Runtime):
             # A draft of which the model makes NaN or infinite keys and values spoils the logits of
             # nodes that do not see it: zero times NaN is NaN.
             spoiled = logits[..., 0].isnan().any(1).nonzero().flatten().tolist()
-            if spoiled:
-                paths = {row: paths_to_nodes(batch, row) for row in spoiled}
-                by_paths(self, batch, self.forward, paths, outputs)
-                lengths[spoiled] = 0
+            for row in spoiled:
+                # One by one, and the prefix last, so that they need no blocks but the row's own.
+                for path in reversed(paths_to_nodes(batch, row)):
+                    by_paths(self, batch, self.forward, {row: [path]}, outputs)
+                lengths[row] = 0
             # Of trees, the leading nodes that follow one another in every row stand in their place.
             placed = (proposal.structure == np.arange(proposal.width)).all(0)
             chain = int(np.logical_and.accumulate(placed).sum())
@@ -171,7 +172,8 @@ class PagedModel(Runtime):
         check_lengths(prefixes, [0] * len(prefixes), self.longest)
         none = np.zeros(len(prefixes), dtype=np.int64)
         with self.whole():
-            starts, *_ = self._enter(prefixes)
+            # First layers compute no prompt: the model does, which relies on it later.
+            starts, *_ = self._enter(prefixes, None if run is None else 1)
             tables = self._extended(prefixes, starts, none + max(0, depth - 1))
             tokens = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self.device)
             batch = self.flat_batch(prefixes, starts, tables, tokens, none)
@@ -252,15 +254,20 @@ class PagedModel(Runtime):
         return found, found
 
     def _enter(
-        self, prefixes: Sequence[Prefix]
+        self, prefixes: Sequence[Prefix], together: int | None = None
     ) -> tuple[list[int], tuple[int, ...], list[list[Tensor]]]:
         """Admit sequences, and prefill those that miss much, one by one, so that others share it.
+
+        Args:
+            prefixes: of the rows.
+            together: rows that miss more tokens than this are prefilled; None for the usual.
 
         Returns:
             The first position of each that is still to be computed, how many tokens of each new
             one were found computed, and the hidden states of what was prefilled.
         """
-        together = self._chunk if len(prefixes) == 1 else min(PREFILLED_ALONE, self._chunk)
+        if together is None:
+            together = self._chunk if len(prefixes) == 1 else min(PREFILLED_ALONE, self._chunk)
         starts: list[int] = []
         cached: list[int] = []
         parts: list[list[Tensor]] = []

@@ -57,8 +57,8 @@ def by_paths(
         model: has the blocks.
         batch: of chains or trees.
         compute: computes a batch of chains.
-        paths: of each of these rows. The first of a row is what its own blocks hold afterwards, and
-            is right about all nodes on it; of the others the shorter ones are.
+        paths: of each of these rows. The first of a row is computed in its own blocks, and written
+            last, where several have a node.
         outputs: what is known of the batch, written over; None for nothing.
 
     Returns:

@@ -81,11 +81,14 @@ class _Server(uvicorn.Server):
 def _listener(host: str, port: int) -> socket.socket:
     six = ":" in host
     family = socket.AF_INET6 if six else socket.AF_INET
+    both = six and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=six)
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
+        # Python adds the address to what the system says.
+        why = str(error.strerror).partition(" (while")[0]
         raise ModelError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
+            f"cannot listen on {host}:{port} ({why}); choose another --host or --port"
         ) from error
 
 

@@ -28,7 +28,7 @@ from outrider.errors import (
     ModelError,
 )
 from outrider.policies import Policy
-from outrider.runtimes.base import Capabilities, PrefillProgress
+from outrider.runtimes.base import Capabilities, Found, PrefillProgress
 from outrider.runtimes.tabular import TabularModel
 from outrider.types.records import DraftPlan, Prefix, RoundRecord, SequenceState
 
@@ -433,3 +433,63 @@ def test_a_long_prompt_alone_is_read_a_part_a_step_and_may_be_cancelled() -> Non
         scheduler.submit([short])
     scheduler.close()
     assert decoder.slots.free == 4
+
+
+@pytest.mark.parametrize("length", [20, 40, 70])
+def test_a_prompt_behind_a_long_one_keeps_nobody_waiting(length: int) -> None:
+    decoder = SpeculativeDecoder(Reads())
+    scheduler = Scheduler(decoder, prefill_chunk=64)
+    params = SamplingParams(max_tokens=40)
+    scheduler.submit(decoder.start([0] * 2000, params))
+    scheduler.step()
+    (short,) = decoder.start([0, 1], params)
+    scheduler.submit([*decoder.start([0] * length, params), short])
+    scheduler.step()
+    assert short.prefix.sequence_id in {s.prefix.sequence_id for s in scheduler.running}
+
+
+def test_however_many_run_half_of_a_steps_tokens_are_for_new_prompts() -> None:
+    class Wide(Reads):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, max_sequences=64)
+
+    decoder = SpeculativeDecoder(model := Wide())
+    scheduler = Scheduler(decoder, prefill_chunk=16)
+    many = SamplingParams(max_tokens=200, n=40, seed=1)
+    scheduler.submit(decoder.start([0], many))
+    while len(scheduler.running) < 40:
+        scheduler.step()
+    (long,) = decoder.start([0] * 100, SamplingParams(max_tokens=9))
+    (short,) = decoder.start([0], SamplingParams(max_tokens=9))
+    scheduler.submit([long, short])
+    scheduler.step()
+    assert short.prefix.sequence_id in {s.prefix.sequence_id for s in scheduler.running}
+    scheduler.step()
+    assert model.read_to[long.prefix.sequence_id] >= 2 * 4 + 3
+
+
+def test_an_admission_that_fails_keeps_no_slot() -> None:
+    class Moody(Roomy):
+        def lookup(self, prefix: Prefix) -> Found:
+            if prefix.tokens[0] == 1 and len(prefix) == 2:
+                raise RuntimeError("no")
+            return Found()
+
+    decoder = SpeculativeDecoder(Moody(2))
+    scheduler = Scheduler(decoder)
+    for _ in range(3):
+        scheduler.submit([*decoder.start([0]), *decoder.start([1, 1])])
+        with pytest.raises(ModelError, match="Moody failed"):
+            scheduler.step()
+        assert (scheduler.idle, scheduler.held, decoder.slots.free) == (True, frozenset(), 2)
+
+
+def test_choices_whose_first_is_gone_are_counted_whole() -> None:
+    decoder = SpeculativeDecoder(Reads())
+    scheduler = Scheduler(decoder, prefill_chunk=16)
+    long = decoder.start([0, 1] * 50, SamplingParams(max_tokens=2, n=2, seed=1))
+    scheduler.submit([*decoder.start([0, 1, 2], SamplingParams(max_tokens=9)), *long])
+    scheduler.cancel(long[0].prefix.sequence_id)
+    scheduler.step()
+    assert len(scheduler.running) == 1

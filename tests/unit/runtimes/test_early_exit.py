@@ -171,7 +171,10 @@ def test_the_target_reads_prompts_in_its_own_time(
     decoder.generate(prompts, greedy(12))
     assert [call for call in calls if call[0] > 4] == [(39, 3), (22, 3)]
     assert drafting
-    assert {depth for _, depth in drafting} == {1}
+    assert {depth for call, depth in drafting if call < 5} == {1}
+    if looks_up:  # It may draft in the first round, for which the target has to prefill.
+        return
+    assert len(drafting) == sum(depth == 1 for _, depth in calls)
     assert records[0].cached == (0, 0)
     records.clear()
     decoder.generate(prompts, greedy(2))
@@ -185,12 +188,15 @@ def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any, relies: bo
     prompts = random_prompts(5 + relies, (3, 4))  # Blocks may still hold the last test's texts.
     prefixes = [Prefix(name, ids) for name, ids in enumerate(prompts)]
     cursor = target.open(prefixes, 2, first_layers(target.hf_model, 1))
+    cursor.step(torch.tensor([7, 8]))
     if relies:
         target._settle(prefixes, cursor._drafts)
+    texts = [[*ids, token, 5] for ids, token in zip(prompts, (7, 8), strict=True)]
+    longer = [Prefix(name, ids) for name, ids in enumerate(texts)]
     tokens = torch.empty(2, 0, dtype=torch.int64)
-    found = target.verify(prefixes, DraftProposal(tokens, np.zeros(2, np.int64), None)).logits
+    found = target.verify(longer, DraftProposal(tokens, np.zeros(2, np.int64), None)).logits
     with torch.inference_mode():
-        due = torch.stack([reference(torch.tensor([ids])).logits[0, -1] for ids in prompts])
+        due = torch.stack([reference(torch.tensor([ids])).logits[0, -1] for ids in texts])
     assert bool((found[:, 0] - due).abs().max() < 1e-9) is not relies
     target.release(target.live_sequences, discard=True)
 

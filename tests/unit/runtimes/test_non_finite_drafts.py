@@ -28,11 +28,11 @@ BAD = 50
 RUNTIMES = (TransformersModel, OpenVinoModel)
 
 
-def runtime_of(kind: Any, value: float = torch.nan) -> Any:
+def runtime_of(kind: Any, value: float = torch.nan, sequences: int = 2) -> Any:
     model = random_model("llama")
     model.get_input_embeddings().weight.data[BAD] = value
     model.get_output_embeddings().weight.data[BAD] = 0  # It is never the likeliest.
-    return kind(model, max_sequences=2)
+    return kind(model, max_sequences=sequences)
 
 
 class BadDrafts(LookupDrafter):
@@ -131,3 +131,15 @@ def test_a_tree_that_is_drafted_reaches_no_other_sequence(kind: Any) -> None:
     cursor.expand(torch.tensor([[20, BAD]]), torch.tensor([[0, 0]]))
     assert runtime.open([Prefix(1, [*prompt, 30])], 2).logits.isfinite().all()
     assert runtime.open([Prefix(0, [*prompt, 31])], 2).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+@pytest.mark.parametrize("length", [10, 60, 130])
+def test_a_repair_takes_no_room_of_its_own(kind: Any, length: int) -> None:
+    """A cache for one sequence, nearly full, and many drafts."""
+    runtime = runtime_of(kind, sequences=1)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=12)
+    params = SamplingParams(max_tokens=20, temperature=0)
+    plain = SpeculativeDecoder(runtime).generate([1] * length, params)
+    found = SpeculativeDecoder(runtime, BadDrafts(), config=config).generate([1] * length, params)
+    assert found.token_ids == plain.token_ids

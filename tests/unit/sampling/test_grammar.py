@@ -45,7 +45,7 @@ def allowed(grammar: Grammar, *path: int) -> set[int]:
 
 def fault_only_on(self: Any, prefix: Prefix, drafted: tuple[int, ...] = ()) -> Any:
     """Rejected tokens stay in the matcher."""
-    path = [*prefix.tokens[self._begin :].tolist(), *drafted]
+    path = [*prefix.tokens[self.begin :].tolist(), *drafted]
     # As many tokens as it was given, whichever they were.
     rest, self.count = path[getattr(self, "count", 0) :], max(getattr(self, "count", 0), len(path))
     matcher, _ = self._emitted = self._emitted or (self.start.deep_copy(), prefix)

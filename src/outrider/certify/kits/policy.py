@@ -66,19 +66,25 @@ def check_policy(policy: Policy) -> tuple[Finding, ...]:
     )
 
 
-def _played(
-    policy: Policy, states: States, plan: DraftPlan, kept: Sequence[int]
+def play(
+    policy: Policy,
+    states: States,
+    depth: Sequence[int],
+    kept: Sequence[int],
+    *,
+    levels: Sequence[int] | None = None,
+    confidence: float = 0.75,
 ) -> tuple[list[SequenceState], RoundRecord]:
-    """Make up a round that drafts as planned and keeps so many tokens in a row of each sequence.
+    """Make up a round that drafted and kept so many tokens in a row for each sequence.
 
-    The draft has the same confidence in every token.
+    Trees have that many nodes at each of their `levels`. The draft has the same confidence in every
+    token.
 
     Returns:
         The sequences after it, and its record, for `Policy.observe`.
     """
-    depth, rows = [int(each) for each in plan.depth], len(states)
-    levels = (1,) * max(depth) if plan.tree is None else plan.tree.levels
-    confidences = tuple((0.75,) * each for each in depth)
+    rows, sizes = len(states), levels or (1,) * max(depth)
+    confidences = tuple((confidence,) * each for each in depth)
     after = [
         replace(
             state,
@@ -94,7 +100,7 @@ def _played(
     draft_s = _STEP_S * max(depth)
     return after, RoundRecord(
         sequence_ids=tuple(state.prefix.sequence_id for state in states),
-        drafted=tuple(sum(levels[:each]) for each in depth),
+        drafted=tuple(sum(sizes[:each]) for each in depth),
         depth=tuple(depth),
         accepted=tuple(kept),
         emitted=tuple(each + 1 for each in kept),
@@ -133,7 +139,8 @@ def rounds(policy: Policy) -> list[Planned]:
             plans.append((knowledge, states, plan))
             depth = [int(each) for each in plan.depth]
             kept = depth if number % 2 else [each // 2 for each in depth]
-            states, record = _played(policy, states, plan, kept)
+            levels = None if plan.tree is None else plan.tree.levels
+            states, record = play(policy, states, depth, kept, levels=levels)
             knowledge = policy.observe(knowledge, states, record)
     return plans
 

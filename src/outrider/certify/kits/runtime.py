@@ -264,7 +264,7 @@ def _drafting(case: Case) -> str:
             for row, path in enumerate(paths):
                 case.compare(logits[row], path)
     case.verify(names, [(*p[:-1], *case.text(1)) for p in paths], [case.chain(1) for _ in paths])
-    if case.runtime.capabilities.drafts_trees:
+    if case.runtime.capabilities.trees and case.runtime.capabilities.drafts_trees:
         _expanding(case, names, paths)
     return case.said
 

@@ -85,6 +85,7 @@ class VocabularyDrafter(ModelDrafter):
             match = "text" if len(common) < _FEW * len(draft.words) else "tokens"
         super().__init__(model, width)
         self.match: Literal["tokens", "text"] = match
+        self.branches = self.branches and match == "tokens"
         self.common = len(common)
         self._draft_spelling = draft
         self._target_writer = Writer(target_tokenizer, target)
