@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -155,7 +156,11 @@ class PagedGraph:
         constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
         small = sum(node.get_byte_size() for node in constants) <= _SMALL
         paged, core = page(graph.clone(), layers), ov.Core()
-        self.compiled = [core.compile_model(paged, "CPU", settings) for _ in range(1 + small)]
+        with ThreadPoolExecutor() as pool:
+            made = [
+                pool.submit(core.compile_model, paged, "CPU", settings) for _ in range(1 + small)
+            ]
+        self.compiled = [each.result() for each in made]
         self.caches = [port for port in self.compiled[0].inputs if "." in port.get_any_name()]
 
     @property
