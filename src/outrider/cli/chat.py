@@ -55,7 +55,8 @@ def chat(
     """Talk to a model: accepted drafts are green, corrections yellow.
 
     Args:
-        model: the target model; the same as --target.
+        model: the target model, the same as --target; one with a chat template, which demo has
+            not.
         system: the system message that begins the conversation.
     """
     setup = Setup.of(models, drafting, speculation, model)

@@ -24,9 +24,9 @@ Method = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "pred
 
 
 @cache
-def group(title: str) -> Group:
-    """Make the title of some flags; titles are shown in the order in which they are made."""
-    return Group.create_ordered(title)
+def group(title: str, place: int = 0) -> Group:
+    """Make the title of some flags; titles of one place are shown in the order they are made in."""
+    return Group.create_ordered(title, sort_key=place)
 
 
 def titled(title: str) -> Parameter:

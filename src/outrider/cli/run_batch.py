@@ -26,7 +26,7 @@ EXAMPLES = """Examples:
 A line: {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x = "}}
 """
 
-FILES = group("Files")
+FILES = group("Files", -1)
 SCALE = group("Scale")
 
 app = App(name="run-batch", help_epilogue=EXAMPLES)

@@ -109,7 +109,8 @@ class SamplingParams:
         logprobs: report each token's log-probability under the target's raw logits, and those of
             this many likeliest tokens, in [0, 20]; None reports none.
         n: how many independent continuations of the prompt to produce, at least 1.
-        seed: makes the output repeatable, in [0, 2**64); None draws a fresh one, which is reported.
+        seed: makes the output repeatable where all else is asked alike, `max_tokens` too, in
+            [0, 2**64); None draws a fresh one, which is reported.
         prediction: what the output is expected to be, text or token ids: a `PredictionDrafter`, by
             itself or in a `HybridDrafter`, drafts from it, and no other drafter looks at it. It
             never changes the distribution of the output.
