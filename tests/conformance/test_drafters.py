@@ -105,7 +105,14 @@ class Hoarding(SuffixDrafter):
 class Sharing(SuffixDrafter):
     """Learns from what was to be discarded."""
 
+    seen: Sequence[Prefix] = ()
+
+    def candidates(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> list[Candidate]:
+        self.seen = prefixes
+        return super().candidates(prefixes, plan, ctx)
+
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        self.observe_output(self.seen)
         super().release(sequence_ids)
 
 

@@ -104,8 +104,8 @@ class SuffixDrafter(LookupDrafter):
         self._max_pool_tokens = integer("max_pool_tokens", max_pool_tokens, 0)
         self._pool_prompts = pool_prompts
         self._pool = np.empty(0, dtype=np.int64)
-        # Of each live sequence the longest text that may be learnt from, and its prompt's length.
-        self._learnable: dict[int, tuple[Prefix, int]] = {}
+        # The prompt's length of each live sequence that may be learnt from.
+        self._learnable: dict[int, int] = {}
 
     def learn(self, tokens: Sequence[int] | NDArray[np.int64]) -> None:
         """Put a text into the pool: token ids that outputs are expected to resemble.
@@ -129,7 +129,7 @@ class SuffixDrafter(LookupDrafter):
         rows = zip(prefixes, plan.depth, plan.lengths, ctx.prompt_lengths, ctx.local, strict=True)
         for prefix, depth, tokens, prompt_length, local in rows:
             if ctx.learning:
-                self._learnable[prefix.sequence_id] = prefix, int(prompt_length)
+                self._learnable[prefix.sequence_id] = int(prompt_length)
             limits = replace(
                 self._limits, depth=depth, tokens=tokens, branches=plan.tree is not None
             )
@@ -141,18 +141,17 @@ class SuffixDrafter(LookupDrafter):
         return found
 
     def observe_output(self, prefixes: Sequence[Prefix]) -> None:
-        """Note the whole text of sequences that ended, for the pool."""
+        """Put the outputs of sequences that ended into the pool."""
         for prefix in prefixes:
-            if prefix.sequence_id in self._learnable:
-                _, prompt_length = self._learnable[prefix.sequence_id]
-                self._learnable[prefix.sequence_id] = prefix, prompt_length
+            prompt_length = self._learnable.pop(prefix.sequence_id, None)
+            if prompt_length is not None:
+                self.learn(prefix.tokens[0 if self._pool_prompts else prompt_length :])
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
-        """Forget these sequences; unless discarded, their outputs go to the pool."""
+        """Forget these sequences; nothing is learnt of those that did not end."""
+        del discard
         for sequence_id in sequence_ids:
-            prefix, prompt_length = self._learnable.pop(sequence_id, (None, 0))
-            if prefix is not None and not discard:
-                self.learn(prefix.tokens[0 if self._pool_prompts else prompt_length :])
+            self._learnable.pop(sequence_id, None)
 
 
 Draft = tuple[float, Candidate]
