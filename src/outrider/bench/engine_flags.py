@@ -1,21 +1,26 @@
 """A configuration in the words of other engines.
 
-The names are those of vLLM's `SpeculativeConfig`, SGLang's server arguments, llama.cpp's
-llama-server, and transformers' `GenerationConfig`, as of summer 2026. None of them has all that
-Outrider has; each export says what it leaves behind.
+The names are those of vLLM's `SpeculativeConfig`, SGLang's server arguments, TensorRT-LLM's
+`DecodingBaseConfig`, llama.cpp's llama-server and transformers' `GenerationConfig`, as of autumn
+2026. None of them has all that Outrider has; each export says what it leaves behind.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from itertools import groupby
 from shlex import quote
 from typing import Any
 
 from .options import WITH_MODEL
-from .records import Candidate
+
+MOST_ROWS = 512
+"""Where a schedule ends that has to name its last batch size."""
+
+Schedule = Sequence[tuple[int, int]]
+"""Batch sizes, rising from 1, and how many tokens are drafted in a row at each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class Export:
     """Settings for one engine.
 
     Attributes:
-        system: "vllm", "sglang", "llama.cpp" or "transformers".
+        system: "vllm", "sglang", "tensorrt-llm", "llama.cpp" or "transformers".
         text: what to paste: flags, or JSON.
         settings: the same, as JSON takes them.
         notes: what does not carry over, and what to mind.
@@ -36,95 +41,135 @@ class Export:
 
 
 def export(
-    system: str, candidate: Candidate, *, target: str, draft: str | None, depth: int
+    system: str, drafter: str, *, target: str, draft: str | None, schedule: Schedule
 ) -> Export:
     """Write a configuration for another engine; see `Export`.
 
-    `target` and `draft` are paths or hub ids, and `depth` takes the place of an adaptive one.
+    Args:
+        system: the engine.
+        drafter: what drafts; see `Candidate`.
+        target, draft: paths or hub ids.
+        schedule: engines without one get the depth of the smallest batch that drafts.
     """
-    depth = candidate.depth or depth
-    settings = _settings(system, candidate, draft or "DRAFT", depth)
-    flags = " ".join(f"--{flag} {quote(str(value))}" for flag, value in settings.items())
+    steps = [next(same) for _, same in groupby(schedule, key=lambda each: each[1])]
+    settings = _settings(system, drafter, draft or "DRAFT", steps)
+    flags = " ".join(f"--{flag} {quote(_text(value))}".rstrip() for flag, value in settings.items())
     as_json = json.dumps(settings)
     text = {
         "vllm": f"vllm serve {quote(target)} --speculative-config {quote(as_json)}",
         "sglang": f"python -m sglang.launch_server --model-path {quote(target)} {flags}",
-        "llama.cpp": f"llama-server -m {quote(target + '.gguf')} {flags}",
-        "transformers": as_json,
-    }[system]
-    return Export(system, text, settings, tuple(_notes(system, candidate, depth)))
+        "llama.cpp": f"llama-server -m {quote(_file(target))} {flags}",
+    }.get(system, as_json)
+    return Export(system, text, settings, tuple(_notes(system, drafter, steps)))
 
 
-def _settings(system: str, candidate: Candidate, draft: str, depth: int) -> dict[str, Any]:
-    match system, candidate.drafter in WITH_MODEL:
-        case "vllm", True:
-            return {
-                "method": "draft_model",
-                "model": draft,
-                "num_speculative_tokens": depth,
-                "draft_sample_method": "probabilistic",
-                "rejection_sample_method": "block" if _by_blocks(candidate) else "standard",
-            }
-        case "vllm", False:
-            found = {"method": candidate.drafter, "num_speculative_tokens": depth}
-            if candidate.drafter == "ngram":
-                return found | {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
-            limits = {"suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.1}
-            return found | limits
-        case "sglang", True:
-            shape = candidate.tree or (1,) * depth
-            nodes = sum(prod(shape[: level + 1]) for level in range(len(shape)))
-            return {
-                "speculative-algorithm": "STANDALONE",
-                "speculative-draft-model-path": draft,
-                "speculative-num-steps": depth,
-                "speculative-eagle-topk": max(shape),
-                "speculative-num-draft-tokens": 1 + nodes,
-            }
-        case "sglang", False:
-            return {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": depth}
-        case "llama.cpp", True:
-            limits = {"spec-draft-n-max": depth, "spec-draft-n-min": 0, "spec-draft-p-min": 0}
-            return {"spec-type": "draft-simple", "spec-draft-model": f"{draft}.gguf", **limits}
-        case "llama.cpp", False:
+def _settings(system: str, drafter: str, draft: str, steps: Schedule) -> dict[str, Any]:
+    depth = max(depth for _, depth in steps)
+    model = drafter in WITH_MODEL
+    match system:
+        case "vllm":
+            return _vllm(drafter, draft, depth) | _ranges(steps)
+        case "sglang":
+            return _sglang(model, draft, depth, steps)
+        case "tensorrt-llm":
+            kind = {"decoding_type": "Draft_Target", "speculative_model": draft}
+            own = kind if model else {"decoding_type": "NGram", "max_matching_ngram_size": 5}
+            return own | {"max_draft_len": depth} | _lengths(steps)
+        case "llama.cpp":
+            if model:
+                limits = {"spec-draft-n-max": depth, "spec-draft-n-min": 0, "spec-draft-p-min": 0}
+                return {"spec-type": "draft-simple", "spec-draft-model": _file(draft), **limits}
             sizes = {"spec-ngram-simple-size-n": 3, "spec-ngram-simple-size-m": depth}
             return {"spec-type": "ngram-simple", **sizes}
-        case _, True:
-            return {
-                "num_assistant_tokens": depth,
-                "num_assistant_tokens_schedule": "constant",
-                "assistant_confidence_threshold": 0.0,
-            }
+    if model:
+        return {
+            "num_assistant_tokens": depth,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": 0.0,
+        }
     return {"prompt_lookup_num_tokens": depth, "max_matching_ngram_size": 5}
 
 
-def _by_blocks(candidate: Candidate) -> bool:
-    return candidate.verification in ("block", "traversal")
+def _vllm(drafter: str, draft: str, depth: int) -> dict[str, Any]:
+    if drafter in WITH_MODEL:
+        return {
+            "method": "draft_model",
+            "model": draft,
+            "num_speculative_tokens": depth,
+            "draft_sample_method": "probabilistic",
+            "rejection_sample_method": "block",
+        }
+    found = {"method": drafter, "num_speculative_tokens": depth}
+    if drafter == "ngram":
+        return found | {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
+    return found | {"suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.1}
 
 
-def _notes(system: str, candidate: Candidate, depth: int) -> Iterator[str]:
+def _sglang(model: bool, draft: str, depth: int, steps: Schedule) -> dict[str, Any]:
+    if not model:
+        return {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": depth}
+    found = {
+        "speculative-algorithm": "STANDALONE",
+        "speculative-draft-model-path": draft,
+        "speculative-num-steps": depth,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": 1 + depth,
+    }
+    if len(steps) < 2:
+        return found
+    tiers = {str(rows): {"candidate_steps": [depth]} for rows, depth in steps}
+    return found | {"speculative-adaptive": "", "speculative-adaptive-config": tiers}
+
+
+def _ranges(steps: Schedule) -> dict[str, Any]:
+    """Write a schedule as ranges of batch sizes, both ends included."""
+    if len(steps) < 2:
+        return {}
+    ends = [rows - 1 for rows, _ in steps[1:]] + [MOST_ROWS]
+    rows = [[first, end, depth] for (first, depth), end in zip(steps, ends, strict=True)]
+    return {"num_speculative_tokens_per_batch_size": rows}
+
+
+def _lengths(steps: Schedule) -> dict[str, Any]:
+    """Write a schedule by the last batch size of each depth; beyond the last nothing is drafted."""
+    if len(steps) < 2:
+        return {}
+    ends = [rows - 1 for rows, _ in steps[1:]] + [MOST_ROWS]
+    pairs = zip(steps, ends, strict=True)
+    return {"draft_len_schedule": {end: depth for (_, depth), end in pairs if depth}}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _file(model: str) -> str:
+    return model if model.endswith(".gguf") else f"{model}.gguf"
+
+
+def _notes(system: str, drafter: str, steps: Schedule) -> Iterator[str]:
     """What does not carry over, and what to mind."""
-    blocks, model = _by_blocks(candidate), candidate.drafter in WITH_MODEL
-    if system == "vllm" and model and blocks:
+    model = drafter in WITH_MODEL
+    if system == "vllm" and model:
         yield "versions without rejection_sample_method verify token by token: drop it"
     if system == "sglang" and not model:
         yield "its n-gram cache is not prompt lookup: drafts differ, and it needs CUDA"
+    if system == "sglang" and len(steps) > 1 and model:
+        yield "speculative-adaptive-config takes a file: write the JSON to one"
     if system == "llama.cpp":
-        yield "models are GGUF files: convert them; older builds have other names for the flags"
+        yield "models are GGUF files; older builds have other names for the flags"
         yield "a draft is kept where it is the token that the target samples"
+    if system == "tensorrt-llm":
+        yield "goes into speculative_config of the LLM API; rejection sampling is off by default"
     if system == "transformers":
         yield "one sequence at a time: assisted generation does not decode batches"
         whose = "assistant's, given as assistant_model" if model else "target's"
         yield f"goes into the generation_config of a model: the {whose}"
-    if blocks and system in ("sglang", "transformers"):
+    if system in ("sglang", "transformers", "tensorrt-llm") and model:
         yield "block verification does not carry over: tokens are verified one by one"
-    if candidate.tree is not None:
-        kept = "the draft's confidence grows it" if system == "sglang" else "a chain is drafted"
-        yield f"the tree's shape does not carry over: {kept}"
-    if candidate.depth is None:
-        yield f"adaptive depth does not carry over: k = {depth} was the best fixed depth"
-    if candidate.drafter == "hybrid":
-        yield "the hybrid drafter does not carry over: its draft model drafts alone"
-    if candidate.drafter == "suffix":
-        yield "the texts that suffix drafting remembers do not carry over: that engine starts empty"
+    yield "adaptive depth does not carry over: depths are the best fixed ones that were predicted"
+    if drafter == "hybrid":
+        yield "look-ups beside the draft model do not carry over: the model drafts alone"
+    if drafter == "suffix" and system != "vllm":
+        yield "suffix look-up does not carry over: n-gram look-up is the nearest"
     yield "speeds were measured with Outrider: another engine's costs are its own"

@@ -23,10 +23,9 @@ Progress = Callable[[int, int, str], object]
 Workloads = Literal["code", "editing", "json", "chat", "random"]
 Drafters = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction"]
 TunedDrafters = Literal["draft_model", "ngram", "suffix", "hybrid"]
-LosslessMethods = Literal["block", "token", "traversal", "recursive", "coupled"]
 Depth = int | Literal["adaptive"]
 Peers = Literal["transformers", "llama.cpp", "none"]
-Engines = Literal["vllm", "sglang", "llama.cpp", "transformers"]
+Engines = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"]
 
 WITH_MODEL = ("draft_model", "hybrid")
 
@@ -167,24 +166,18 @@ class TuneOptions(_Options):
 
     runtime: RuntimeName = "auto"
     """What computes both models."""
+    budget: float = 180.0
+    """Seconds that it may take, loading apart."""
     max_prompts: int = 8
     """How many of the prompts are used."""
     drafters: tuple[TunedDrafters, ...] | None = None
     """What may draft (default: all that the models allow)."""
-    verifications: tuple[LosslessMethods, ...] = ("block", "token")
-    """Lossless verification methods."""
-    depths: tuple[int, ...] = (2, 4, 8)
+    depths: tuple[int, ...] = (1, 2, 4, 8)
     """Tokens drafted in a row; the adaptive depth always takes part."""
-    shape: tuple[str, ...] = ("2x2x1",)
-    """Trees, as children at each depth."""
-    no_trees: bool = False
-    """Try chains alone."""
+    context: int | None = None
+    """Tokens before those that are timed (default: as many as the prompts have)."""
     batch: int = 1
     """How many sequences are decoded together."""
-    checks: int = 3
-    """How many candidates, beside the default, are in the last race, on all prompts."""
-    repeats: int = 2
-    """How often every prompt is decoded in the last race."""
     temp: tuple[float, ...] = (0.0, 0.8)
     """Temperatures of requests; the recommendation is the best over all of them."""
     top_p: float = 1.0
@@ -193,21 +186,21 @@ class TuneOptions(_Options):
     """Keep the k most likely tokens; 0 keeps all."""
     min_p: float = 0.0
     """Keep tokens at least this many times as likely as the most likely one, in [0, 1]."""
-    max_tokens: int = 96
+    max_tokens: int = 64
     """Tokens of each text; end-of-text is ignored."""
-    export: tuple[Engines, ...] = ("vllm", "sglang", "llama.cpp", "transformers")
+    export: tuple[Engines, ...] = get_args(Engines)
     """Engines in whose words the recommendation is written, too."""
+    schedule: tuple[int, ...] = (1, 4, 16)
+    """Batch sizes for which these are given depths, as far as there is time to measure them."""
 
     def __post_init__(self) -> None:
         _check(self, model_source, "target", "draft")
         _check(self, _there, "prompts")
-        _check(self, _count, "max_prompts", "batch", "checks", "repeats", "depths")
-        integer("max_tokens", self.max_tokens, 8)
-        _check_lists(self, "drafters", "verifications", "depths", "temp")
+        _check(self, _count, "max_prompts", "batch", "depths", "context", "schedule")
+        integer("max_tokens", self.max_tokens, 16)
+        real("budget", self.budget, "seconds, at least 1", lambda each: each >= 1)
+        _check_lists(self, "drafters", "depths", "temp")
         _check(self, _temperature, "temp")
-        _check(self, _tree, "shape")
-        if lossy := [name for name in self.verifications if name in LOSSY]:
-            raise InvalidConfigError("verifications", lossy[0], "lossless methods")
         if not self.has_model and (models := set(self.drafters or ()) & set(WITH_MODEL)):
             raise InvalidConfigError("drafters", min(models), "a draft model beside it")
 
@@ -221,11 +214,6 @@ class TuneOptions(_Options):
         """What may draft, defaults filled in."""
         lookups = ("ngram", "suffix")
         return self.drafters or ((*WITH_MODEL, *lookups) if self.has_model else lookups)
-
-    @property
-    def trees(self) -> tuple[str, ...]:
-        """The trees to try."""
-        return () if self.no_trees else self.shape
 
 
 def shape_of(tree: str, field: str = "trees") -> tuple[int, ...]:

@@ -33,6 +33,7 @@ class Prompt:
     name: str
     max_tokens: int | None = None
     prediction: tuple[int, ...] | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

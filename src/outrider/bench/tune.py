@@ -1,32 +1,28 @@
-"""`outrider tune`: the fastest configuration, found by short races that halve the field.
+"""`outrider tune`: is speculation worth it, with which settings? An answer within a budget.
 
-All configurations of a grid are raced beside plain decoding on one batch of prompts, with a quarter
-of the tokens; the better half on two batches with half of them; and so on (successive halving:
-Jamieson and Talwalkar 2016). The last race is between the best few and the default, on all prompts,
-and the recommendation rests on its measurements alone.
+The target writes texts, with the draft model looking on; rounds of each depth are timed; and every
+configuration decodes these texts again on paper (`replay`). What is left of the budget goes to a
+race of the two best beside plain decoding, which says how far the predictions were off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from math import prod
 from typing import Any
 
-from .. import Pair, SamplingParams
 from ..errors import InvalidConfigError
+from .costs import Costs
 from .engine_flags import Export, export
 from .environment import environment
+from .forecast import Forecast, basis, before_texts, chosen, schedule, verdict
 from .options import Progress, TuneOptions, silent
-from .race import OutriderRunner, config_of
-from .records import PLAIN, Candidate, Measurement, Workload
-from .run import grid, prepared, room_of
-from .speedup import Speedup, speedup
-from .trial import Trial, TrialRace, fitting
-from .workloads import built_in
-
-GROUP = 4
-"""How many candidates are raced at once: each holds caches of its own."""
+from .race import config_of
+from .records import PLAIN, Candidate, Measurement
+from .run import prepared, room_of
+from .search import Search, candidates
+from .trial import fitting
+from .workloads import mixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +30,20 @@ class Recommendation:
     """Which configuration to decode with, and what it rests on.
 
     Attributes:
-        best: the fastest candidate of the last race, recommended or not; None if none was run.
-        gain: the speed of `best` over plain decoding's, over all temperatures; None if none was
-            run.
-        measurements: of the last race.
-        eliminated: what shorter races measured of the candidates that are not in the last.
+        forecasts: of every configuration, the fastest first; empty where no text was written.
+        costs: of rounds, by temperature and source of drafts.
+        schedule: batch sizes, and the best fixed depth of what is recommended at each.
+        measurements: of the race.
         exports: the configuration in other engines' words; none for plain decoding.
         environment: versions, machine, models and settings, as JSON takes them.
         skipped: prompts that were left out, and why.
-        partial: whether the search was interrupted.
+        partial: whether it was interrupted.
     """
 
-    best: Candidate | None
-    gain: Speedup | None
+    forecasts: tuple[Forecast, ...]
+    costs: tuple[Costs, ...]
+    schedule: tuple[tuple[int, int], ...]
     measurements: tuple[Measurement, ...]
-    eliminated: tuple[Measurement, ...]
     exports: tuple[Export, ...]
     environment: dict[str, Any]
     skipped: tuple[str, ...] = ()
@@ -57,24 +52,20 @@ class Recommendation:
     @property
     def candidate(self) -> Candidate:
         """The configuration; plain decoding where speculation does not surely pay."""
-        sure = self.gain is not None and self.gain.low is not None and self.gain.low > 1
-        return self.best if self.best is not None and sure else PLAIN
+        best = chosen(self.forecasts)
+        return PLAIN if best is None else best.candidate
 
     @property
-    def verdict(self) -> str:
-        """The recommendation in one sentence."""
-        if self.best is None or self.gain is None:
-            return "no recommendation: the search was interrupted before its last race"
-        low, high = self.gain.low, self.gain.high
-        figures = f"{self.best.label} is {self.gain.ratio:.2f}x as fast as plain decoding"
-        if low is None or high is None:
-            return f"plain decoding, since too few prompts can recommend another: {figures}"
-        figures += f" (95% interval {low:.2f} to {high:.2f} over prompts)"
-        if low > 1:
-            return figures
-        if high > 1:
-            return f"undecided, more prompts may decide: the best tried, {figures}"
-        return f"turn it off: the best tried, {figures}"
+    def step(self) -> float:
+        """What a draft step costs beside a plain round; 0 where no model drafts."""
+        return next((each.step for each in self.costs if each.step), 0.0)
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """What to do, how sure that is, and what it rests on, in sentences."""
+        if not self.forecasts:
+            return tuple(before_texts(self.costs))
+        return (*verdict(self.forecasts, self.step), basis(self.forecasts))
 
     def settings(self) -> dict[str, Any]:
         """Return what a `--config` file takes to decode like this, by flag name without dashes.
@@ -88,191 +79,81 @@ class Recommendation:
         if self.candidate.plain:
             return made
         made["depth"] = "adaptive" if self.candidate.depth is None else "fixed"
-        made["verification"] = self.candidate.verification
         if self.candidate.depth is not None:
             made["num-speculative-tokens"] = self.candidate.depth
-        if self.candidate.tree is not None:
-            made["tree-shape"] = list(self.candidate.tree)
         return made
 
     def document(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
         return asdict(self) | {
-            "format": "outrider-tune/3",
+            "format": "outrider-tune/4",
             "candidate": asdict(self.candidate),
-            "verdict": self.verdict,
+            "verdict": list(self.verdict),
             "config": self.settings(),
         }
 
 
 def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
-    """Search a grid of configurations for the fastest one by short races that halve the field.
+    """Find the fastest configuration within a budget of time, loading apart.
 
-    Ctrl-C (KeyboardInterrupt) ends the search: the answer so far is returned, with `partial` set.
+    Ctrl-C (KeyboardInterrupt) ends the search: what is known by then is the answer, with `partial`
+    set.
 
     Args:
-        options: the grid, the prompts and the models.
-        report: called with the steps done, the steps in all and what comes next.
+        options: what is tried, the prompts, the models and the budget.
+        report: called with the seconds gone, those in all and what comes next.
 
     Raises:
         InvalidConfigError: the options do not fit the models or the prompts.
         ModelError: a model cannot be loaded.
     """
-    field = candidates(options)
-    for candidate in field:
+    for candidate in candidates(options):
         config_of(candidate)
     pair, facts, workload = prepared(options, options.batch, report, options.runtime)
-    count = options.max_prompts
     if workload is None:
-        workload = built_in("code", pair.tokenizer, pair.target.vocab_size, count)
-    # No candidate looks at predictions.
-    prompts = tuple(replace(each, prediction=None) for each in workload.prompts[:count])
+        workload = mixed(pair.tokenizer, pair.target.vocab_size, options.max_prompts)
+    # No candidate looks at predictions, and all texts are of one length.
+    prompts = tuple(
+        replace(each, prediction=None, max_tokens=None)
+        for each in workload.prompts[: options.max_prompts]
+    )
     workload = fitting(replace(workload, prompts=prompts), options.max_tokens, room_of(pair))
     if len(workload.prompts) < options.batch:
         expected = f"at most {len(workload.prompts)}, the number of prompts"
         raise InvalidConfigError("batch", options.batch, expected)
-    search = _Search(options, pair, workload, report)
+    search = Search(options, pair, workload, report)
     partial = False
     try:
-        search.run(field)
+        search.run()
     except KeyboardInterrupt:
         partial = True
-    best, gain = search.best()
     settings = {name: value for name, value in asdict(options).items() if value is not None}
     if options.prompts is not None:
         settings["prompts"] = str(options.prompts)
-    shorter = [each for found in search.latest.values() for each in found]
     found = Recommendation(
-        best=best,
-        gain=gain,
-        measurements=tuple(search.final),
-        eliminated=tuple(each for each in shorter if each not in search.final),
+        forecasts=tuple(search.forecasts()),
+        costs=tuple(search.costs.values()),
+        schedule=(),
+        measurements=tuple(search.measurements),
         exports=(),
         environment=environment(facts, settings),
         skipped=workload.skipped,
         partial=partial,
     )
-    return replace(found, exports=_exports(options, found.candidate, search))
+    if not found.candidate.plain:
+        drafter = found.candidate.drafter.replace("hybrid", "draft_model")
+        found = replace(found, schedule=schedule(found.forecasts, drafter, search.curve))
+    return replace(found, exports=tuple(_exports(options, found)))
 
 
-def candidates(options: TuneOptions) -> list[Candidate]:
-    """List the grid, the default first: each drafter and method, at each depth and in each tree."""
-    default = Candidate(options.chosen_drafters[0], options.verifications[0])
-    if "hybrid" in options.chosen_drafters:
-        default = replace(default, drafter="hybrid")
-    drafting = [(drafter, None) for drafter in options.chosen_drafters]
-    depths = (None, *options.depths)
-    tried = grid(drafting, options.verifications, depths, options.trees)
-    return list(dict.fromkeys([default, *tried]))
-
-
-class _Search:
-    """The races of a search, and what each candidate came to in its last one."""
-
-    def __init__(
-        self, options: TuneOptions, pair: Pair, workload: Workload, report: Progress
-    ) -> None:
-        self._options, self._pair = options, pair
-        self._workload, self._report = workload, report
-        self._done, self._total = 0, 1
-        self.latest: dict[Candidate, list[Measurement]] = {}
-        self.final: list[Measurement] = []
-
-    def run(self, field: list[Candidate]) -> None:
-        """Halve the field until `checks` are left, then race these and the default at length."""
-        default, checks = field[0], self._options.checks
-        rounds = _halvings(len(field), checks)
-        steps = sum(-(-count // GROUP) for count, _ in rounds)
-        self._total = (steps + 1) * len(self._options.temp)
-        for count, share in rounds:
-            what = f"{count} candidates, {share:.0%} of the tokens"
-            for first in range(0, len(field), GROUP):
-                self._race(field[first : first + GROUP], share, what)
-            field = sorted(field, key=self.rate, reverse=True)[: max(checks, count // 2)]
-        finalists = list(dict.fromkeys([*field, default]))
-        self.final = self._race(finalists, 1.0, f"the best {len(finalists)}")
-
-    def _race(self, field: Sequence[Candidate], share: float, what: str) -> list[Measurement]:
-        """Race some candidates beside plain decoding, on a share of prompts and tokens."""
-        options, workload = self._options, self._workload
-        used = max(options.batch, round(len(workload.prompts) * share))
-        found: list[Measurement] = []
-        for temperature in options.temp:
-            self._report(self._done, self._total, what)
-            trial = Trial(
-                workload=replace(workload, prompts=workload.prompts[:used]),
-                sampling=SamplingParams(
-                    max_tokens=max(8, round(options.max_tokens * share)),
-                    temperature=temperature,
-                    top_p=options.top_p,
-                    top_k=options.top_k,
-                    min_p=options.min_p,
-                ),
-                batch=options.batch,
-                repeats=options.repeats if share == 1 else 1,
-            )
-            each = (PLAIN, *field)
-            race = TrialRace(
-                trial, [OutriderRunner.of(one, self._pair, trial.batch) for one in each]
-            )
-            race.run()
-            found += race.measurements()
-            self._done += 1
-        self._report(self._done, self._total, what)
-        for candidate in field:
-            self.latest[candidate] = [each for each in found if each.candidate == candidate]
-        return found
-
-    def rate(self, candidate: Candidate) -> float:
-        """Return how fast a candidate was over plain decoding: the product over temperatures."""
-        return prod(found.speedup or 0.0 for found in self.latest[candidate])
-
-    def best(self) -> tuple[Candidate | None, Speedup | None]:
-        """Return the fastest of the last race over all temperatures; None if none was run."""
-        raced = dict.fromkeys(each.candidate for each in self.final if not each.candidate.plain)
-        gains = [(candidate, self._gain(candidate)) for candidate in raced]
-        return max(gains, key=lambda pair: pair[1].ratio, default=(None, None))
-
-    def _gain(self, candidate: Candidate) -> Speedup:
-        """Compare with plain decoding; a prompt's stretches at all temperatures are one."""
-        plain = [each for each in self.final if each.candidate.plain]
-        own = self.latest[candidate]
-        if not all(each.speedup for each in own):
-            return Speedup(0.0)
-        return speedup(
-            [seconds for each in plain for seconds in each.seconds],
-            [seconds for each in own for seconds in each.seconds],
-            max(1, len(plain[0].seconds) // self._options.repeats),
-        )
-
-
-def _halvings(count: int, checks: int) -> list[tuple[int, float]]:
-    """List the races before the last: how many candidates, and their share of the tokens."""
-    found = []
-    share = 0.25
-    while count > checks:
-        found.append((count, share))
-        count, share = max(checks, count // 2), min(0.75, share * 1.5)
-    return found
-
-
-def _exports(options: TuneOptions, candidate: Candidate, search: _Search) -> tuple[Export, ...]:
+def _exports(options: TuneOptions, found: Recommendation) -> Iterator[Export]:
     """Write what drafts in other engines' words; they have fixed depths only."""
-    if candidate.plain:
-        return ()
     target, draft = options.target, options.draft
     if target == "demo":
         import outrider_demo as demo
 
         target, draft = str(demo.TARGET), draft or str(demo.DRAFT)
-    fixed = [
-        each
-        for each in search.latest
-        if each.drafter == candidate.drafter and each.depth is not None and each.tree is None
-    ]
-    tried = [each.depth for each in sorted(fixed, key=search.rate, reverse=True)]
-    depth = candidate.depth or next(iter(tried), None) or 4
-    return tuple(
-        export(system, candidate, target=target, draft=draft, depth=depth)
-        for system in options.export
-    )
+    for system in options.export if found.schedule else ():
+        drafter = found.candidate.drafter
+        if any(depth for _, depth in found.schedule):
+            yield export(system, drafter, target=target, draft=draft, schedule=found.schedule)

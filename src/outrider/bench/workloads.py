@@ -7,6 +7,7 @@ import json
 import re
 import sysconfig
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import count as counting
 from itertools import islice, zip_longest
@@ -64,6 +65,16 @@ def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload
         expected = f"at most {len(found)}, which is how many prompts {kind} has here"
         raise InvalidConfigError("prompts_per_workload", count, expected)
     return Workload(kind, found)
+
+
+def mixed(tokenizer: Any, vocab_size: int, count: int) -> Workload:
+    """Make prompts of several kinds, one of each in turn."""
+    kinds = ("editing", "code", "json")
+    each = [
+        [replace(p, kind=kind) for p in built_in(kind, tokenizer, vocab_size, count).prompts]
+        for kind in kinds
+    ]
+    return Workload("built-in", tuple(p for row in zip(*each, strict=True) for p in row)[:count])
 
 
 @cache

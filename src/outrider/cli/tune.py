@@ -62,8 +62,8 @@ def tune(
         with progress(Console(stderr=True), "racing") as advance:
             found = run_tune(asked, advance)
         text = json.dumps(found.document())
-        if save is not None and found.best is not None:
-            comments = ("found by outrider tune", found.verdict)
+        if save is not None:
+            comments = ("found by outrider tune", *found.verdict)
             replace_file(save, toml(found.settings(), comments))
         if folder is not None:
             (folder / "tune.json").write_bytes(text.encode())
@@ -90,23 +90,28 @@ def toml(settings: Mapping[str, Any], comments: tuple[str, ...] = ()) -> str:
 
 
 def _show(found: Recommendation, color: str, saved: str | None) -> None:
-    """Print the last race, the verdict, and the recommendation in other engines' words."""
+    """Print what was predicted and raced, the verdict, and what to paste elsewhere."""
     from rich.text import Text
 
-    from ..bench.tables import figures
+    from ..bench.tables import figures, table
     from .terminal import output
 
     console = output(color)
     facts = found.environment
-    console.print(Text("outrider tune: the last race, beside plain decoding", "bold"))
     names = ("target", "draft", "runtime", "device", "dtype")
     known = [str(facts[name]) for name in names if facts.get(name)]
-    console.print(Text(", ".join(known), "dim"))
-    console.print(figures(Results(facts, found.measurements)))
+    console.print(Text("outrider tune", "bold"), Text(", ".join(known), "dim"))
+    shown = table("configuration", right=("predicted", "95% interval", "raced", "off"))
+    for each in found.forecasts:
+        shown.add_row(*each.cells())
+    console.print(shown)
+    if found.measurements:
+        console.print(figures(Results(facts, found.measurements)))
     for line in found.skipped:
         console.print(Text(f"left out: {line}", "dim"))
-    console.print(Text(found.verdict, "bold"))
-    if saved is not None and found.best is not None:
+    for line in found.verdict:
+        console.print(Text(line, "bold"))
+    if saved is not None:
         console.print(Text(f"saved: outrider generate --config {saved}"))
     for export in found.exports:
         console.print(Text(f"\n{export.system}", "bold"))

@@ -34,10 +34,11 @@ from outrider.errors import InvalidConfigError
         (BenchOptions, {"drafters": ("hybrid",), "verification": ("typical",)}, "drafters"),
         (BenchOptions, {"peers": ("llama.cpp",)}, "peers"),
         (TuneOptions, {"max_tokens": 1}, "max_tokens"),
-        (TuneOptions, {"verifications": ("lenient",)}, "verifications"),
+        (TuneOptions, {"budget": 0.5}, "budget"),
+        (TuneOptions, {"context": 0}, "context"),
         (TuneOptions, {"target": "a", "drafters": ("hybrid",)}, "drafters"),
         (TuneOptions, {"depths": (0,)}, "depths"),
-        (TuneOptions, {"shape": ("x",)}, "shape"),
+        (TuneOptions, {"schedule": (4, 0)}, "schedule"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_name(kind: Any, given: dict[str, Any], field: str) -> None:
@@ -74,7 +75,7 @@ def test_what_drafts_depends_on_the_models(
 def test_tune_tries_what_the_models_allow() -> None:
     assert TuneOptions(target="a").chosen_drafters == ("ngram", "suffix")
     assert "hybrid" in TuneOptions(target="a", draft="b").chosen_drafters
-    assert TuneOptions(no_trees=True).trees == ()
+    assert TuneOptions(target="a").depths == (1, 2, 4, 8)
 
 
 def test_shapes_are_read() -> None:

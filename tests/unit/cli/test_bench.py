@@ -196,8 +196,8 @@ def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
 class Found:
     """A recommendation, as far as the command reads it."""
 
-    best = Candidate("ngram", depth=4)
-    verdict = "speculate: ngram k=4 is 1.50x as fast as plain decoding"
+    verdict = ("use n-gram look-ups with 4 tokens a round", "predicted from 8 texts")
+    forecasts = ()
     measurements = RESULTS.measurements
     environment: Mapping[str, str] = MappingProxyType({"target": "demo"})
     skipped = exports = ()
@@ -221,14 +221,25 @@ def test_tune_recommends_and_saves_what_config_reads(
 
     monkeypatch.setattr("outrider.bench.tune.run_tune", run)
     saved, out = tmp_path / "tuned.toml", tmp_path / "out"
-    flags = ("--temp", "0,0.7", "-m", "12", "--depths", "2,4", "--no-trees", "--max-prompts", "3")
+    flags = (
+        "--temp",
+        "0,0.7",
+        "-m",
+        "32",
+        "--depths",
+        "2,4",
+        "--budget",
+        "9",
+        "--max-prompts",
+        "3",
+    )
     text = printed(capsys, "tune", *flags, "--save", str(saved), "--out", str(out))
-    assert Found.verdict in text
+    assert all(line in text for line in Found.verdict)
     assert "1.50x" in text
     assert asked[0] == TuneOptions(
-        temp=(0.0, 0.7), max_tokens=12, depths=(2, 4), no_trees=True, max_prompts=3
+        temp=(0.0, 0.7), max_tokens=32, depths=(2, 4), budget=9.0, max_prompts=3
     )
-    assert json.loads((out / "tune.json").read_text()) == {"verdict": Found.verdict}
+    assert json.loads((out / "tune.json").read_text()) == {"verdict": list(Found.verdict)}
     # The file is for every command; tune itself does not ask it what to try.
     assert json.loads(printed(capsys, "tune", "--config", str(saved), "--json"))
     assert asked[1] == TuneOptions()

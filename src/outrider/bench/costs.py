@@ -1,0 +1,171 @@
+"""What rounds cost: plain ones, those that verify looked-up tokens, and those of a draft model.
+
+Measured with the engine itself, whose rounds draft to each depth in turn, so that a slow moment of
+the machine meets all depths. No slope is fitted: where kernels change with the width of a forward,
+four tokens can be cheap and five dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import SamplingParams, SpeculativeDecoder
+from ..drafters.base import DraftContext, Drafter
+from ..drafters.lookup import Candidate, LookupDrafter
+from ..policies import Policy
+from ..runtimes.base import Runtime
+from ..types.records import DraftPlan, Prefix, RoundRecord, SequenceState
+
+TWICE = 2
+"""Rounds of a depth in a row, of which the last counts: one of another width can cost more."""
+
+DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 16)
+"""Depths that are timed; others lie between them, or beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The seconds of a round at one batch size, temperature and context.
+
+    Attributes:
+        temperature: of requests.
+        rows: sequences decoded together.
+        context: tokens of each, about.
+        depths: what was timed, from 0.
+        rounds: of each depth, without what drafting takes.
+        drafts: what drafting takes at each depth; 0 where no model drafts.
+    """
+
+    temperature: float
+    rows: int
+    context: int
+    depths: tuple[int, ...]
+    rounds: tuple[float, ...]
+    drafts: tuple[float, ...]
+
+    @property
+    def step(self) -> float:
+        """What a draft step costs beside a plain round."""
+        return self.drafting(4) / 4 / self.plain
+
+    @property
+    def plain(self) -> float:
+        """The seconds of a round without a draft."""
+        return self.rounds[0]
+
+    def verifying(self, drafted: int) -> float:
+        """Return the seconds of a round that verifies so many drafted tokens a row."""
+        return _between(drafted, self.depths, self.rounds)
+
+    def drafting(self, depth: int) -> float:
+        """Return the seconds that a model takes to draft so many tokens in a row."""
+        return _between(depth, self.depths, self.drafts)
+
+
+class Timing:
+    """Times rounds of each depth in turn.
+
+    Args:
+        target: with room for `rows` sequences of the prompt's length and a few hundred tokens.
+        drafter: drafts with a model; None proposes tokens that nothing was paid for.
+        prompt: token ids that all rows go on from.
+        params: of every row.
+        rows: sequences decoded together.
+        depths: to time, from 0.
+    """
+
+    def __init__(
+        self,
+        target: Runtime,
+        drafter: Drafter | None,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        rows: int,
+        depths: Sequence[int] = DEPTHS,
+    ) -> None:
+        self._found: list[RoundRecord] = []
+        self._params, self._depths, self._drafts = params, tuple(depths), drafter is not None
+        policy = _InTurn(np.repeat(depths, TWICE))
+        self._decoder = SpeculativeDecoder(
+            target, drafter or _Guesses(), policy=policy, on_round=self._found.append
+        )
+        self._prompt = prompt
+        self._states = [self._decoder.start(prompt, params)[0] for _ in range(rows)]
+        self._decoder.prefill(self._states[0], len(prompt))  # the others find it computed
+
+    def cycle(self) -> Iterator[None]:
+        """Time each depth, a turn for each; begin the texts again if there is no room."""
+        most = TWICE * (sum(self._depths) + len(self._depths))
+        if min(state.remaining for state in self._states) <= most:
+            self._decoder.release(self._states, discard=True)
+            rows = range(len(self._states))
+            self._states = [self._decoder.start(self._prompt, self._params)[0] for _ in rows]
+        batch = self._decoder.pack(self._states)
+        for _ in self._depths:
+            for _ in range(TWICE):
+                batch = self._decoder.step(batch).batch
+            yield
+        self._states = list(batch.states)
+
+    @property
+    def costs(self) -> Costs | None:
+        """The median of each depth over all cycles but the first, which warms up; None before."""
+        count = len(self._depths)
+        kept = self._found[TWICE - 1 :: TWICE][count : len(self._found) // TWICE // count * count]
+        if not kept:
+            return None
+        by_depth = [kept[place::count] for place in range(count)]
+        return Costs(
+            temperature=self._params.temperature,
+            rows=len(self._states),
+            context=len(self._prompt),
+            depths=self._depths,
+            rounds=tuple(median(one.total_s - one.draft_s for one in some) for some in by_depth),
+            drafts=tuple(self._drafts * median(one.draft_s for one in some) for some in by_depth),
+        )
+
+
+def cycle(timings: Sequence[Timing]) -> None:
+    """Time all depths once, those of all timings in turn, so that noise meets all alike."""
+    for _ in zip_longest(*(timing.cycle() for timing in timings)):
+        pass
+
+
+class _InTurn(Policy):
+    """Drafts to each of some depths in turn."""
+
+    def __init__(self, depths: NDArray[np.int64]) -> None:
+        self._depths = depths
+
+    def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
+        """Plan the same depth for all rows."""
+        depth = self._depths[states[0].round % len(self._depths)]
+        return DraftPlan(np.full(len(states), depth))
+
+
+class _Guesses(LookupDrafter):
+    """Proposes the prompt's own tokens, whatever comes next."""
+
+    source = "guesses"
+
+    def candidates(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> list[Candidate]:
+        """Return a chain of each row's planned depth."""
+        rows = zip(prefixes, plan.depth.tolist(), strict=True)
+        return [Candidate(np.resize(each.tokens, n), np.full(n, 0.5)) for each, n in rows]
+
+
+def _between(depth: int, depths: Sequence[int], seconds: Sequence[float]) -> float:
+    """Interpolate between depths, and go on beyond the last as from the one before it."""
+    if depth <= depths[-1] or len(depths) < 2:
+        return float(np.interp(depth, depths, seconds))
+    slope = (seconds[-1] - seconds[-2]) / (depths[-1] - depths[-2])
+    return seconds[-1] + slope * (depth - depths[-1])

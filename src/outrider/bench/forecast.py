@@ -1,0 +1,249 @@
+"""What configurations are expected to bring, which of them to use, and how to say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .costs import Costs
+from .options import WITH_MODEL
+from .records import Candidate
+from .speedup import Speedup, speedup
+
+_GAIN = 1.05
+"""A kind of text with a single prompt counts as gained on from here."""
+
+_APART = 1.15
+"""Kinds are named where the best gains so many times what the worst does."""
+
+_NEAR = 1.05
+"""What is faster by less than this is no reason to draft without a bound on what may be lost."""
+
+_NAMES = {
+    "draft_model": "the draft model",
+    "hybrid": "the draft model beside look-ups",
+    "suffix": "suffix look-ups",
+    "ngram": "n-gram look-ups",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A batch of texts, and the seconds for it, decoded plainly and with drafts.
+
+    Attributes:
+        temperature: of the texts.
+        name: of their prompts.
+        kind: of text.
+        plain, drafting: seconds without and with drafts.
+    """
+
+    temperature: float
+    name: str
+    kind: str
+    plain: float
+    drafting: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What one configuration is expected to take for some texts.
+
+    Attributes:
+        candidate: the configuration.
+        stretches: what is expected.
+        model_s: the part of the seconds with drafts that the draft model takes.
+        length: tokens that a round emits.
+        raced: what a race measured.
+    """
+
+    candidate: Candidate
+    stretches: tuple[Stretch, ...]
+    model_s: float = 0.0
+    length: float = 1.0
+    raced: tuple[Stretch, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of text, in order."""
+        return tuple(dict.fromkeys(each.kind for each in self.stretches))
+
+    def gain(self, kind: str | None = None) -> Speedup:
+        """Return its expected speed over plain decoding's, on all texts or those of a kind."""
+        return gain([each for each in self.stretches if kind in (None, each.kind)])
+
+    @property
+    def known(self) -> Speedup:
+        """Its gain in the race, if there is an interval, or else the expected one."""
+        raced = gain(self.raced) if self.raced else None
+        return self.gain() if raced is None or raced.low is None else raced
+
+    @property
+    def error(self) -> float | None:
+        """The gain expected for what was raced over the one in the race, less 1."""
+        raced = {(each.temperature, each.name) for each in self.raced}
+        same = [each for each in self.stretches if (each.temperature, each.name) in raced]
+        return gain(same).ratio / gain(self.raced).ratio - 1 if same else None
+
+    def cells(self) -> tuple[str, ...]:
+        """Return a row of a table: the prediction, its interval, the race, and their difference."""
+        expected, raced = self.gain(), gain(self.raced).ratio if self.raced else None
+        low, high = expected.low, expected.high
+        return (
+            self.candidate.label,
+            f"{expected.ratio:.2f}x",
+            "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
+            "" if raced is None else f"{raced:.2f}x",
+            "" if self.error is None else f"{self.error:+.0%}",
+        )
+
+    @property
+    def sure(self) -> bool:
+        """Whether the whole interval of its gain is above 1."""
+        return self.known.low is not None and self.known.low > 1
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the policy keeps what may be lost to a small share of the time."""
+        return self.candidate.depth is None
+
+    @property
+    def gains_somewhere(self) -> bool:
+        """Whether some kind of text gains."""
+        gains = map(self.gain, self.kinds)
+        return any(each.ratio > _GAIN if each.low is None else each.low > 1 for each in gains)
+
+    @property
+    def affordable(self) -> float:
+        """How many times as dear the draft model may be for this to be as fast as plain."""
+        rest = sum(each.drafting for each in self.stretches) - self.model_s
+        left = sum(each.plain for each in self.stretches) - rest
+        return left / self.model_s if self.model_s else 0.0
+
+
+def gain(stretches: Sequence[Stretch]) -> Speedup:
+    """Return the ratio of speeds; texts that go on from one prompt count as one."""
+    sums: dict[str, list[float]] = {}
+    for each in stretches:
+        own = sums.setdefault(each.name, [0.0, 0.0])
+        own[0] += each.plain
+        own[1] += each.drafting
+    plain, drafting = zip(*sums.values(), strict=True)
+    return speedup(plain, drafting)
+
+
+def chosen(forecasts: Sequence[Forecast]) -> Forecast | None:
+    """Choose what to decode with; None for plain decoding, where nothing else surely pays.
+
+    That is the fastest whose interval is above 1, or one that is bounded and nearly as fast; else
+    the fastest bounded one, if it gains on some kind of text.
+
+    Args:
+        forecasts: of all configurations, the fastest first.
+    """
+    bounded = [each for each in forecasts if each.bounded]
+    for each in forecasts[:1]:
+        if each.sure:
+            near = (one for one in bounded if one.known.ratio * _NEAR > each.known.ratio)
+            return next(near, each)
+    return next((each for each in bounded if each.gains_somewhere), None)
+
+
+def schedule(
+    forecasts: Sequence[Forecast], drafter: str, curves: Sequence[Costs]
+) -> tuple[tuple[int, int], ...]:
+    """Choose the depth that is expected to be fastest at each batch size.
+
+    Args:
+        forecasts: of fixed depths among others.
+        drafter: what drafts.
+        curves: what rounds of that drafter cost, by rising batch size.
+
+    Returns:
+        Batch sizes, the first of them 1, and depths, 0 where nothing pays.
+    """
+    lengths = {
+        each.candidate.depth: each.length
+        for each in forecasts
+        if each.candidate.drafter == drafter and each.candidate.depth is not None
+    }
+    found = []
+    for costs in curves:
+        speeds = {
+            depth: length / (costs.verifying(depth) + costs.drafting(depth))
+            for depth, length in lengths.items()
+        }
+        speeds[0] = 1 / costs.plain
+        found.append((costs.rows, max(speeds, key=lambda depth: speeds[depth])))
+    return tuple(found)
+
+
+def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
+    """Say in sentences what to do, how sure that is, and what does not pay.
+
+    Args:
+        forecasts: of all configurations, the fastest first; at least one.
+        step: what a draft step costs beside a plain round.
+    """
+    best = chosen(forecasts)
+    if best is None:
+        yield f"decode plainly: nothing that drafts surely pays; at best {_said(forecasts[0])}"
+    else:
+        bound = "; where it gains nothing it loses at most 2% of the time, and 4 rounds"
+        yield f"use {_said(best)}{bound if best.bounded and not best.sure else ''}"
+    models = [each for each in forecasts if each.candidate.drafter == "draft_model"]
+    drafts = best is not None and best.candidate.drafter in WITH_MODEL
+    if models and not drafts and models[0].known.ratio < 1:
+        dearest = max(each.affordable for each in models) * step
+        needed = f"it would have to cost under {dearest:.2g}"
+        yield (
+            f"the draft model does not pay here ({_ratio(models[0].known)} at best): a step costs "
+            f"{step:.2g} of a plain round, "
+            + (needed if dearest > 0 else "and verifying alone costs more than is kept")
+        )
+
+
+def basis(forecasts: Sequence[Forecast]) -> str:
+    """Say what a verdict rests on, and how far predictions were off."""
+    texts = len(forecasts[0].stretches)
+    raced = [
+        f"{each.candidate.label} {_ratio(gain(each.raced))}, predicted {each.error:+.0%} off"
+        for each in forecasts
+        if each.error is not None
+    ]
+    confirmed = f"raced beside plain decoding: {', '.join(raced)}" if raced else "not raced"
+    return f"predicted from {texts} texts and what rounds cost; {confirmed}"
+
+
+def before_texts(costs: Sequence[Costs]) -> Iterator[str]:
+    """Say what is known where no text was written."""
+    yield "no answer yet: it ended before plain decoding had written a text to predict from"
+    for each in costs:
+        if each.step:
+            yield f"a draft step costs {each.step:.2g} of a plain round"
+        else:
+            ratio = each.verifying(4) / each.plain
+            yield f"a round with 4 drafted tokens takes {ratio:.2f} plain ones, and must emit more"
+
+
+def _said(found: Forecast) -> str:
+    """Name a configuration and its gain, by kind of text where kinds differ."""
+    depth = found.candidate.depth
+    how = "adaptive depth" if depth is None else f"{depth} tokens a round"
+    said = f"{_NAMES[found.candidate.drafter]} with {how}: {_ratio(found.known)} as fast as plain"
+    kinds = sorted(
+        ((kind, found.gain(kind)) for kind in found.kinds),
+        key=lambda each: each[1].ratio,
+        reverse=True,
+    )
+    if kinds[0][1].ratio > _APART * kinds[-1][1].ratio:
+        said += f" ({', '.join(f'{_ratio(each)} on {kind}' for kind, each in kinds)})"
+    return said
+
+
+def _ratio(found: Speedup) -> str:
+    """Write a gain with its interval, where there is one that says something."""
+    said = f"{found.ratio:.2f}x"
+    if found.low is None or found.high is None or found.high > 10 * found.low:
+        return said
+    return f"{said} [{found.low:.2f} to {found.high:.2f}]"

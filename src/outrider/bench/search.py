@@ -1,0 +1,288 @@
+"""The steps of a search for the best configuration, each of which leaves what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from math import inf
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .. import NgramDrafter, Pair, SamplingParams, SpeculativeDecoder, SuffixDrafter
+from .costs import DEPTHS, Costs, Timing, cycle
+from .forecast import Forecast, Stretch, chosen
+from .options import WITH_MODEL, Progress, TuneOptions
+from .race import Lane, OutriderRunner, config_of, drafter_of, make_drafter
+from .records import PLAIN, Candidate, Measurement, Prompt, Workload
+from .replay import Replay
+from .run import grid, room_of
+from .texts import Text, written
+from .trial import Trial, TrialRace
+
+Item = TypeVar("Item")
+
+TOGETHER = 4
+"""So many texts are written at once."""
+
+COSTS, WRITING, CURVES = 0.2, 0.45, 0.6
+"""Parts of the budget after which no temperature, no text and no larger batch is begun."""
+
+LEAST = 16
+"""Tokens of a text that say something."""
+
+REPEATS = 100
+"""So often the prompts are raced at most."""
+
+FINALISTS = 2
+"""So many configurations are raced beside plain decoding."""
+
+
+def candidates(options: TuneOptions) -> list[Candidate]:
+    """List what is tried: each drafter with adaptive depth, and at each fixed depth."""
+    drafting = [(drafter, None) for drafter in options.chosen_drafters]
+    return grid(drafting, ("block",), (None, *options.depths), ())
+
+
+class Search:
+    """What is known so far.
+
+    Attributes:
+        curve: what rounds of the best configuration cost, by batch size.
+        measurements: of the race.
+    """
+
+    def __init__(
+        self, options: TuneOptions, pair: Pair, workload: Workload, report: Progress
+    ) -> None:
+        self._options, self._pair, self._workload = options, pair, workload
+        self._report = report
+        self._start = perf_counter()
+        self._context: list[int] = []
+        self._most = 0
+        self._texts: list[Text] = []
+        self._forecasts: list[Forecast] = []
+        self._raced: dict[Candidate, list[Stretch]] = {}
+        self._timings: dict[tuple[float, bool], Timing] = {}
+        self.curve: list[Costs] = []
+        self.measurements: list[Measurement] = []
+
+    def run(self) -> None:
+        """Time rounds, write texts, predict, and race the best as long as time is left."""
+        self._time()
+        self._write()
+        found = self.forecasts()
+        best = chosen(found)
+        self._curve(PLAIN if best is None else best.candidate)
+        field = [each.candidate for each in (*filter(None, [best]), *found)]
+        self._race(list(dict.fromkeys(field))[:FINALISTS])
+
+    def _gone(self) -> float:
+        """Return the part of the budget that is gone."""
+        return (perf_counter() - self._start) / self._options.budget
+
+    def _say(self, what: str) -> None:
+        """Report a step."""
+        budget = round(self._options.budget)
+        self._report(min(round(self._gone() * budget), budget), budget, what)
+
+    def _sampling(self, temperature: float) -> SamplingParams:
+        """Return the parameters of every request."""
+        options = self._options
+        return SamplingParams(
+            max_tokens=options.max_tokens,
+            temperature=temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            ignore_eos=True,
+        )
+
+    @property
+    def costs(self) -> dict[tuple[float, bool], Costs]:
+        """What rounds cost, by temperature and whether a model drafts."""
+        found = {key: timing.costs for key, timing in self._timings.items()}
+        return {key: costs for key, costs in found.items() if costs is not None}
+
+    def forecasts(self) -> list[Forecast]:
+        """Predict all configurations from the texts and costs so far, the fastest first."""
+        texts = [text for text in self._texts if len(text.token_ids) >= LEAST]
+        if not self._forecasts and texts and self.costs:
+            for candidate in candidates(self._options):
+                self._say(f"predicting {candidate.label}")
+                self._forecasts.append(self._forecast(candidate, texts))
+        both = [
+            replace(each, raced=tuple(self._raced.get(each.candidate, ())))
+            for each in self._forecasts
+        ]
+        return sorted(both, key=lambda each: each.known.ratio, reverse=True)
+
+    def _forecast(self, candidate: Candidate, texts: Sequence[Text]) -> Forecast:
+        """Predict what a configuration and plain decoding take for texts."""
+        stretches: list[Stretch] = []
+        batch, model_s, tokens, rounds = self._options.batch, 0.0, 0, 0
+        for temperature in self._options.temp:
+            own = [text for text in texts if text.temperature == temperature]
+            if own:
+                replay = self._replay(candidate, own)
+                stretches += map(partial(_stretch, temperature), *replay.run(batch))
+                model_s += replay.model_s
+                tokens, rounds = tokens + replay.metrics.emitted, rounds + replay.metrics.rounds
+        return Forecast(candidate, tuple(stretches), model_s, tokens / (rounds * batch))
+
+    def _replay(self, candidate: Candidate, texts: Sequence[Text]) -> Replay:
+        """Make what decodes texts of one temperature again."""
+
+        def drafter(model: Any) -> Any:
+            lookups = NgramDrafter(), SuffixDrafter(max_pool_tokens=0)
+            return make_drafter(candidate.drafter, None, model, *lookups, None)
+
+        apart = {each: abs(each - texts[0].temperature) for each, _ in self.costs}
+        near = min(apart, key=lambda each: apart[each])
+        rounds, drawn = self.costs[near, False], self.costs.get((near, True))
+        return Replay(texts, drafter, config_of(candidate), rounds, drawn)
+
+    def _time(self) -> None:
+        """Begin to time rounds of each depth, without a model's drafts and with them."""
+        options, room = self._options, room_of(self._pair)
+        prompts = [prompt.token_ids for prompt in self._workload.prompts]
+        context = options.context or round(median(map(len, prompts)) + options.max_tokens / 2)
+        prompt = np.resize(np.concatenate(prompts), context).tolist()
+        most = min(context + 64 * len(DEPTHS), room or inf) - context
+        self._context, self._most = prompt, int(most)
+        models = (False, True)[: 1 + (self._pair.model_drafter is not None)]
+        for temperature in options.temp:
+            if self._gone() < COSTS or not self._timings:
+                self._say(f"timing rounds of each depth, temperature {temperature:g}")
+                own = {
+                    (temperature, model): self._timing(
+                        temperature, options.batch, DEPTHS[: -1 if model else None], model=model
+                    )
+                    for model in models
+                }
+                for _ in range(2):
+                    cycle(list(own.values()))
+                self._timings |= own
+
+    def _again(self, turn: int) -> None:
+        """Time all depths once more, at one temperature a turn."""
+        temperatures = list(dict.fromkeys(temperature for temperature, _ in self._timings))
+        chosen = temperatures[turn % len(temperatures)]
+        cycle([each for (own, _), each in self._timings.items() if own == chosen])
+
+    def _timing(
+        self, temperature: float, rows: int, depths: Sequence[int] = DEPTHS, *, model: bool
+    ) -> Timing:
+        """Prepare to time rounds at the context asked for."""
+        target = self._pair.target.fresh(rows)
+        candidate = Candidate("draft_model") if model else PLAIN
+        drafter = drafter_of(candidate, self._pair, target, rows)
+        params = replace(self._sampling(temperature), max_tokens=self._most)
+        return Timing(target, drafter, self._context, params, rows, depths)
+
+    def _curve(self, candidate: Candidate) -> None:
+        """Time rounds at the batch sizes of a schedule, as long as there is time."""
+        if candidate.plain or not self._options.export:
+            return
+        self._say("timing rounds of larger batches")
+        for rows in self._options.schedule:
+            if rows == 1 or self._gone() < CURVES:
+                model = candidate.drafter in WITH_MODEL
+                timing = self._timing(self._options.temp[0], rows, (0, 1, 2, 4, 8), model=model)
+                for _ in range(2):
+                    cycle([timing])
+                self.curve += [timing.costs] if timing.costs else []
+
+    def _write(self) -> None:
+        """Write a text for each prompt at each temperature, as long as there is time."""
+        target = self._pair.target.fresh(TOGETHER)
+        model = Candidate("draft_model" if self._pair.model_drafter else "none")
+        decoder = SpeculativeDecoder(target, drafter_of(model, self._pair, target, TOGETHER))
+        jobs = self._jobs()
+        for group in _groups(jobs, TOGETHER):
+            if self._texts and self._gone() > WRITING:
+                break
+            self._again(round(len(self._texts) / TOGETHER))
+            self._say(f"decoding plainly, {len(self._texts)} of {len(jobs)} texts{self._kept()}")
+            prompts, temps = zip(*group, strict=True)
+            for found in written(decoder, prompts, list(map(self._sampling, temps))):
+                if len(found[0].token_ids) == 1:
+                    self._texts += found
+                elif self._gone() > WRITING and len(found[0].token_ids) >= 2 * LEAST:
+                    break
+
+    def _kept(self) -> str:
+        """Say how much of what the draft model would have drafted is kept so far."""
+        shares = [min(each, 1.0) for text in self._texts for each in text.ratios]
+        known = shares and self._pair.model_drafter is not None
+        return f"; {fmean(shares):.0%} of the draft model's tokens are kept" if known else ""
+
+    def _jobs(self) -> list[tuple[Prompt, float]]:
+        """Pair prompts with temperatures, so that prompts of a group differ."""
+        temps = self._options.temp
+        return [
+            (prompt, temps[(place + shift) % len(temps)])
+            for group in _groups(self._workload.prompts, TOGETHER)
+            for shift in range(len(temps))
+            for place, prompt in enumerate(group)
+        ]
+
+    def _race(self, finalists: Sequence[Candidate]) -> None:
+        """Race the best beside plain decoding, at all temperatures in turn."""
+        batch, temps = self._options.batch, self._options.temp
+        known = {text.prompt.name for text in self._texts}
+        prompts = tuple(each for each in self._workload.prompts if each.name in known)
+        for place, temperature in enumerate(temps):
+            share = self._gone() + (1 - self._gone()) / (len(temps) - place)
+            labels = " and ".join(each.label for each in finalists)
+            self._say(f"racing {labels} beside plain decoding, temperature {temperature:g}")
+            trial = Trial(
+                workload=replace(self._workload, prompts=prompts),
+                sampling=self._sampling(temperature),
+                batch=batch,
+                repeats=REPEATS,
+            )
+            field = [OutriderRunner.of(each, self._pair, batch) for each in (PLAIN, *finalists)]
+            race = TrialRace(trial, field, partial(self._until, share))
+            try:
+                with suppress(_TimeIsUp):
+                    race.run()
+            finally:
+                self._keep(trial, race.measurements())
+
+    def _until(self, share: float, _lanes: Sequence[Lane]) -> None:
+        if self._gone() > share:
+            raise _TimeIsUp
+
+    def _keep(self, trial: Trial, found: Sequence[Measurement]) -> None:
+        """Keep what a race measured, as far as it came."""
+        self.measurements += found
+        for own in found[1:]:
+            pairs = zip(
+                trial.stretches * trial.repeats, found[0].seconds, own.seconds, strict=False
+            )
+            self._raced.setdefault(own.candidate, []).extend(
+                _stretch(trial.sampling.temperature, *each) for each in pairs
+            )
+
+
+class _TimeIsUp(Exception):
+    """The budget is gone."""
+
+
+def _stretch(
+    temperature: float, prompts: Sequence[Prompt], plain: float, drafting: float
+) -> Stretch:
+    """Name a batch of prompts, with the seconds for it."""
+    kinds = {prompt.kind for prompt in prompts}
+    kind = kinds.pop() if len(kinds) == 1 else "mixed text"
+    return Stretch(temperature, " + ".join(each.name for each in prompts), kind, plain, drafting)
+
+
+def _groups(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """Cut items into groups of a size; the last may be smaller."""
+    return [items[first : first + size] for first in range(0, len(items), size)]

@@ -1,0 +1,168 @@
+"""Texts that the target wrote by itself, and what a draft model would have had kept of them.
+
+In a text y that was drawn from the target, a token drafted from q after the text before it is kept
+with probability min(1, q(y_t) / p(y_t)), given that it is reached and given y: so one pass of the
+draft over the text says what any depth and any policy would have kept (`Text.reach`). That of block
+verification (Sun et al., arXiv 2403.10444) follows likewise: with m_i = min(m_{i-1} p(y_i), q(y^i))
+the probability that i tokens are kept is m_i / p(y^i), the least of the products of q / p so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import SamplingParams, SpeculativeDecoder
+from ..drafters.base import DraftContext, nothing_drafted
+from ..engine.compatibility import parts_of
+from ..runtimes.base import Runtime
+from ..sampling.batch import Batch
+from ..sampling.distributions import distributions
+from ..types.plan import StopRule
+from ..types.records import Distributions, DraftPlan
+from .records import Prompt
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Text:
+    """A text as far as it was written.
+
+    Attributes:
+        prompt: what it goes on from.
+        temperature: that it was drawn at.
+        token_ids: written so far.
+        ratios: for each, the draft's probability of it over the target's.
+        confidence: for each, the draft's confidence in what it would have drafted there.
+        prefill_s: seconds that the draft took for the prompt.
+    """
+
+    prompt: Prompt
+    temperature: float
+    token_ids: list[int] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    prefill_s: float = 0.0
+
+    def reach(self, place: int, depth: int, *, blocks: bool) -> Floats:
+        """Return the probability that a draft keeps at least 1, 2, ... tokens.
+
+        Args:
+            place: of the first drafted token in the text.
+            depth: the number of tokens drafted.
+            blocks: whether a block is verified as a whole, or token by token.
+
+        Returns:
+            float64 [n], n <= depth where the text ends.
+        """
+        ratios = np.array(self.ratios[place : place + depth])
+        kept: Floats = np.minimum(ratios, 1.0).cumprod()
+        if blocks:
+            kept = np.minimum.accumulate(np.minimum(ratios.cumprod(), 1.0))
+        return kept
+
+
+def written(
+    decoder: SpeculativeDecoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+) -> Iterator[list[Text]]:
+    """Write texts together, a token of each a turn, with the draft model looking on.
+
+    Args:
+        decoder: a target, and a drafter with a model or none; it decodes nothing itself.
+        prompts: to go on from.
+        params: of each: how a token is drawn, and how many; the draft's are the same.
+
+    Yields:
+        The same texts after each token.
+    """
+    pairs = list(zip(prompts, params, strict=True))
+    for part in parts_of(decoder.target, decoder.drafter):
+        if isinstance(part, Runtime):
+            part.reset()
+    states = [decoder.start(list(prompt.token_ids), asked)[0] for prompt, asked in pairs]
+    found = [Text(prompt, asked.temperature) for prompt, asked in pairs]
+    random = torch.Generator(decoder.target.device).manual_seed(0)
+    try:
+        for turn in range(max(asked.max_tokens for asked in params)):
+            live = [row for row, asked in enumerate(params) if turn < asked.max_tokens]
+            batch = decoder.pack(states[row] for row in live)
+            start = perf_counter()
+            drafted, confidence = _drafted(decoder, batch)
+            seconds = perf_counter() - start
+            made, tokens = _drawn(decoder.target, batch, random)
+            ratios = (_at(drafted, tokens) / _at(made, tokens)).tolist()
+            prompted = sum(state.prompt_length for state in batch.states)
+            for place, row in enumerate(live):
+                text, state, token = found[row], states[row], int(tokens[place])
+                text.token_ids.append(token)
+                text.ratios.append(ratios[place])
+                text.confidence.append(confidence[place])
+                if turn == 0:
+                    text.prefill_s = seconds * state.prompt_length / prompted
+                longer = state.prefix.extended([token])
+                states[row] = replace(state, prefix=longer, depths=(*state.depths, 0))
+            yield found
+    finally:
+        decoder.release(states, discard=True)
+
+
+@torch.inference_mode()
+def _drafted(decoder: SpeculativeDecoder, batch: Batch) -> tuple[Distributions, list[float]]:
+    """Draft a token a row: the distributions it was drawn from, for [B, 1], and confidences."""
+    rows = len(batch.states)
+    proposal = nothing_drafted(rows, decoder.target.device)
+    plan = DraftPlan(np.ones(rows, dtype=np.int64), stop=_One())
+    draws = batch.draws(decoder.chance, 1, coupled=False)
+    ctx = DraftContext(batch, draws, plan, decoder.config)
+    if decoder.drafter is not None:
+        proposal = decoder.drafter.propose([state.prefix for state in batch.states], plan, ctx)
+    if proposal.distributions is None:
+        none = torch.full((rows, 1), -1, device=decoder.target.device)
+        return Distributions(point_masses=none), [0.0] * rows
+    known = ctx.confidence
+    return proposal.distributions, known[:, 0].tolist() if known.shape[1] else [0.5] * rows
+
+
+@torch.inference_mode()
+def _drawn(target: Runtime, batch: Batch, random: torch.Generator) -> tuple[Distributions, Tensor]:
+    """Draw each row's next token from the target: its distributions, for [B, 1], and the tokens."""
+    prefixes = [state.prefix for state in batch.states]
+    logits = target.verify(prefixes, nothing_drafted(len(prefixes), target.device)).logits
+    made, _ = distributions(logits, batch.params)
+    if made.probs is None:
+        assert made.point_masses is not None
+        return made, made.point_masses[:, 0]
+    return made, torch.multinomial(made.probs[:, 0], 1, generator=random)[:, 0]
+
+
+def _at(made: Distributions, tokens: Tensor) -> Tensor:
+    """Return the probability of each row's token, float64 [B], by distributions for [B, 1]."""
+    if made.probs is None:
+        assert made.point_masses is not None
+        return (made.point_masses[:, 0] == tokens).double()
+    return made.probs[:, 0].gather(-1, tokens[:, None])[:, 0].double()
+
+
+class _One(StopRule):
+    """Drafts one token, and asks for its confidence."""
+
+    model_depth = np.ones(1, dtype=np.int64)
+
+    def continues(self, confidence: Floats, drafting: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Decide that no row drafts another token."""
+        return np.zeros_like(drafting)
+
+    def kept(self, source: str, confidence: Floats) -> Floats:
+        """Take a confidence for the probability that a token is kept."""
+        return confidence
+
+    def lookup(self, row: int, reach: Floats) -> int:
+        """Look nothing up."""
+        return 0

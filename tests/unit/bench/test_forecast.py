@@ -1,0 +1,111 @@
+"""What is recommended, and in which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.bench.costs import Costs
+from outrider.bench.forecast import (
+    Forecast,
+    Stretch,
+    basis,
+    before_texts,
+    chosen,
+    schedule,
+    verdict,
+)
+from outrider.bench.records import Candidate
+
+SUFFIX, MODEL = Candidate("suffix", "block"), Candidate("draft_model", "block", 2)
+COSTS = Costs(0.0, 1, 200, (0, 1, 2, 4), (1.0, 1.5, 2.0, 4.0), (0.0, 0.5, 1.0, 2.0))
+
+
+def forecast(
+    candidate: Candidate = SUFFIX, raced: tuple[float, ...] = (), **gains: tuple[float, ...]
+) -> Forecast:
+    stretches = stretched(**gains)
+    return Forecast(candidate, stretches, model_s=0.5, raced=stretched(editing=raced))
+
+
+def stretched(**gains: tuple[float, ...]) -> tuple[Stretch, ...]:
+    return tuple(
+        Stretch(0.0, f"{kind} {place}", kind, gain, 1.0)
+        for kind, some in gains.items()
+        for place, gain in enumerate(some)
+    )
+
+
+SURE = forecast(editing=(1.8, 1.7), code=(1.5, 1.6))
+FIXED = forecast(Candidate("suffix", "block", 4), editing=(1.8, 1.8), code=(1.6, 1.6))
+SOMETIMES = forecast(editing=(1.8, 1.8), code=(0.98, 0.7))
+NEVER = forecast(editing=(0.9, 0.95), code=(0.9, 0.8))
+DEAR = forecast(MODEL, editing=(0.8, 0.9), code=(0.7, 0.8))
+
+
+def test_what_surely_pays_is_chosen() -> None:
+    assert chosen([SURE, DEAR]) == SURE
+
+
+def test_a_bound_is_preferred_to_a_little_speed() -> None:
+    assert chosen([FIXED, SURE]) == SURE
+    much = forecast(Candidate("suffix", "block", 4), editing=(2.8, 2.7), code=(2.5, 2.6))
+    assert chosen([much, SURE]) == much
+
+
+def test_what_gains_on_some_and_is_bounded_on_others_is_chosen() -> None:
+    assert chosen([SOMETIMES, DEAR]) == SOMETIMES
+    unbounded = forecast(Candidate("suffix", "block", 4), editing=(1.8, 1.8), code=(0.98, 0.7))
+    assert chosen([unbounded, DEAR]) is None
+
+
+def test_nothing_is_chosen_where_nothing_pays() -> None:
+    assert chosen([NEVER, DEAR]) is None
+    assert chosen([]) is None
+
+
+def test_a_race_outweighs_a_prediction() -> None:
+    raced = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(0.9, 0.91))
+    assert raced.known.ratio < 1
+    assert raced.error == pytest.approx(1.8 / 0.905 - 1)
+    assert chosen([raced]) == raced  # bounded, and expected to gain on some kind
+
+
+def test_verdicts() -> None:
+    said = list(verdict([SOMETIMES, DEAR], step=0.45))
+    assert said[0].startswith("use suffix look-ups with adaptive depth: 1.32x")
+    assert "1.80x [1.80 to 1.80] on editing" in said[0]
+    assert "loses at most 2%" in said[0]
+    assert said[1].startswith("the draft model does not pay here (0.80x")
+    # Of 4 seconds 0.5 are the model's; plain decoding takes 3.2.
+    assert "a step costs 0.45 of a plain round, and verifying alone costs more" in said[1]
+
+
+def test_the_step_that_would_pay_is_named() -> None:
+    near = Forecast(MODEL, stretched(code=(0.9, 0.9)), model_s=1.0)
+    (said,) = list(verdict([SURE, near], step=0.5))[1:]
+    assert "it would have to cost under 0.4" in said
+
+
+def test_turning_it_off_is_a_verdict() -> None:
+    (said, _) = list(verdict([NEVER, DEAR], step=0.45))
+    assert said.startswith("decode plainly: nothing that drafts surely pays; at best suffix")
+
+
+def test_basis_names_the_error_of_predictions() -> None:
+    assert "not raced" in basis([SURE])
+    raced = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(1.6, 1.65))
+    assert "predicted +11% off" in basis([raced])
+
+
+def test_before_a_text_was_written_costs_are_named() -> None:
+    said = list(before_texts([COSTS]))
+    assert said[0].startswith("no answer yet")
+    assert "a draft step costs 0.5 of a plain round" in said[1]
+
+
+def test_a_schedule_has_the_fastest_depth_of_each_batch_size() -> None:
+    one = Forecast(MODEL, stretched(code=(1.0,)), length=2.5)
+    four = Forecast(Candidate("draft_model", "block", 4), stretched(code=(1.0,)), length=4.0)
+    cheap = Costs(0.0, 1, 200, (0, 1, 2, 4), (1.0, 1.0, 1.1, 1.2), (0.0, 0.1, 0.2, 0.4))
+    dear = Costs(0.0, 16, 200, (0, 1, 2, 4), (1.0, 2.0, 3.0, 5.0), (0.0, 0.1, 0.2, 0.4))
+    assert schedule([one, four], "draft_model", [cheap, dear]) == ((1, 4), (16, 0))
