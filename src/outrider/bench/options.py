@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..config.files import unreadable
 from ..config.params import LOSSY, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
 from ..config.validation import Check, integer, real
@@ -37,7 +38,7 @@ def silent(_done: int, _total: int, _what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What both commands ask for: models, and a file of prompts."""
+    """What both commands ask for: models, and files of prompts."""
 
     target: str = "demo"
     """The target model: `demo`, a local folder or a hub id."""
@@ -49,9 +50,9 @@ class _Options:
     """The device, as torch names it (default: cuda if there is one)."""
     weights: Weights | None = None
     """What openvino rounds both models' weights to (default: nothing)."""
-    prompts: Path | None = None
-    """A JSONL file in place of built-in prompts: rows with a prompt, of Spec-Bench, or OpenAI batch
-    requests."""
+    prompts: tuple[Path, ...] = ()
+    """Files in place of built-in prompts: JSONL with rows that have a prompt, of Spec-Bench, or
+    OpenAI batch requests; any other text file is one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class BenchOptions(_Options):
         if ("early_exit" in drafters) != bool(self.exit_layers):
             expected = "layers exactly if early_exit is among the drafters"
             raise InvalidConfigError("exit_layers", self.exit_layers, expected)
-        if "prediction" in drafters and self.prompts is None:
+        if "prediction" in drafters and not self.prompts:
             expected = 'a file of prompts beside it, with "prediction" in its rows'
             raise InvalidConfigError("drafters", "prediction", expected)
         if self.file is None:
@@ -250,7 +251,7 @@ def _count(name: str, value: object) -> object:
 
 def _there(name: str, value: Path) -> object:
     if not value.exists():
-        raise InvalidConfigError(name, str(value), "a readable file (there is none)")
+        raise unreadable(name, value, "files of prompts" if name == "prompts" else "a GGUF file")
     return value
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from ..config.files import unreadable
 from ..engine.trace import Trace, is_trace, read_trace
 from ..errors import InvalidConfigError
 from . import svg
@@ -40,20 +41,20 @@ def read_report(path: Path) -> Trace | Results:
     Raises:
         InvalidConfigError: the file cannot be read, or is neither.
     """
+    expected = "a trace that --trace wrote, or the result.json of outrider bench"
     try:
         if is_trace(path):
             return read_trace(path)
         return Results.from_document(json.loads(path.read_bytes()))
     except OSError as error:
-        reason = error.strerror or type(error).__name__
+        raise unreadable("FILE", path, expected, error) from error
     except InvalidConfigError as error:
         if error.field == "trace":
             raise
         reason = str(error)
     except (RecursionError, ValueError) as error:
         reason = str(error)
-    expected = f"a trace that --trace wrote, or the result.json of outrider bench ({reason})"
-    raise InvalidConfigError("FILE", str(path), expected)
+    raise InvalidConfigError("FILE", str(path), f"{expected} ({reason})")
 
 
 def render_report(found: Trace | Results) -> str:

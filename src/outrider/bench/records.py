@@ -27,17 +27,20 @@ class Prompt:
         name: where it comes from, for messages: "line 3", "heapq.py".
         max_tokens: what a request file asks for; None leaves it to the benchmark.
         prediction: the token ids that the output is expected to be; None expects nothing.
+        kind: of built-in prompts their kind, of others the category of the row, the stem of the
+            file of rows, or the suffix of the file that it is.
     """
 
     token_ids: tuple[int, ...]
     name: str
     max_tokens: int | None = None
     prediction: tuple[int, ...] | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts of one kind; `skipped` says for each prompt that cannot be used, why."""
+    """Prompts of one kind or several; `skipped` says for each that cannot be used, why."""
 
     name: str
     prompts: tuple[Prompt, ...]

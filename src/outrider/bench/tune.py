@@ -139,8 +139,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
         partial = True
     best, gain = search.best()
     settings = {name: value for name, value in asdict(options).items() if value is not None}
-    if options.prompts is not None:
-        settings["prompts"] = str(options.prompts)
+    settings["prompts"] = list(map(str, options.prompts))
     shorter = [each for found in search.latest.values() for each in found]
     found = Recommendation(
         best=best,

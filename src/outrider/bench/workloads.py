@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import count as counting
 from itertools import islice, zip_longest
@@ -19,7 +19,7 @@ import numpy as np
 import outrider_demo as demo
 
 from ..errors import InvalidConfigError
-from .prompt_files import chat_ids
+from .prompt_files import BadRow, chat_ids, has_template
 from .records import Prompt, Workload
 
 _FULL = 2000
@@ -30,6 +30,12 @@ _TOKENS = 150
 
 _STEP = 650
 """Characters between the starts of two passages of a file, at least."""
+
+_ASKED = 500
+"""Characters of code that a user asks to go on with."""
+
+Text = tuple[str, str]
+"""What is to be gone on with, and a request of the same for models that talk."""
 
 _SYSTEM = "You are a helpful assistant. Answer briefly, and show code where it helps."
 
@@ -44,26 +50,50 @@ def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload
     - chat: a conversation, written by the tokenizer's chat template if it has one;
     - random: 150 tokens drawn uniformly, after which nothing can be foreseen.
 
-    The files are those of Python's own library, so they change with its version.
+    Where the tokenizer has a chat template, the first three are requests of a user: to go on with
+    a file, to write a function again with its name changed, to go on with a list. The files are
+    those of Python's own library, so they change with its version.
 
     Raises:
         InvalidConfigError: there are fewer than `count` prompts of the kind.
     """
-    prompts: Iterator[Prompt]
-    if kind == "random":
-        prompts = _random(vocab_size)
-    elif kind == "chat":
-        prompts = _chats(tokenizer)
-    else:
-        most = _TOKENS if kind == "code" else None
-        prompts = (
-            Prompt(tuple(tokenizer.encode(text)[:most]), name) for name, text in _TEXTS[kind]()
-        )
+    return _workload(kind, _prompts(kind, tokenizer, vocab_size), count)
+
+
+def mixed(kinds: Sequence[str] | None, tokenizer: Any, vocab_size: int, count: int) -> Workload:
+    """Make prompts of several kinds in turn, each with its `kind`; see `built_in`.
+
+    None stands for editing, code and json, and for chat where the tokenizer has a chat template.
+
+    Raises:
+        InvalidConfigError: there are fewer than `count` prompts of all kinds.
+    """
+    kinds = kinds or ("editing", "code", "json", *["chat"] * has_template(tokenizer))
+    rows = zip_longest(*(islice(_prompts(kind, tokenizer, vocab_size), count) for kind in kinds))
+    return _workload("mixed", (each for row in rows for each in row if each is not None), count)
+
+
+def _workload(name: str, prompts: Iterator[Prompt], count: int) -> Workload:
     found = tuple(islice(prompts, count))
     if len(found) < count:
-        expected = f"at most {len(found)}, which is how many prompts {kind} has here"
+        expected = f"at most {len(found)}, which is how many prompts {name} has here"
         raise InvalidConfigError("prompts_per_workload", count, expected)
-    return Workload(kind, found)
+    return Workload(name, found)
+
+
+def _prompts(kind: str, tokenizer: Any, vocab_size: int) -> Iterator[Prompt]:
+    if kind == "random":
+        yield from _random(vocab_size)
+    elif kind == "chat":
+        yield from _chats(tokenizer)
+    else:
+        most = _TOKENS if kind == "code" else None
+        for name, (text, request) in _TEXTS[kind]():
+            if has_template(tokenizer):
+                ids = chat_ids([{"role": "user", "content": request}], tokenizer)
+            else:
+                ids = tokenizer.encode(text)[:most]
+            yield Prompt(tuple(ids), name, kind=kind)
 
 
 @cache
@@ -82,7 +112,8 @@ def _held_out() -> dict[str, str]:
 def _random(vocab_size: int) -> Iterator[Prompt]:
     rng = np.random.default_rng(0)
     for index in counting(1):
-        yield Prompt(tuple(rng.integers(1, vocab_size, _TOKENS).tolist()), f"draw {index}")
+        ids = tuple(rng.integers(1, vocab_size, _TOKENS).tolist())
+        yield Prompt(ids, f"draw {index}", kind="random")
 
 
 def _chats(tokenizer: Any) -> Iterator[Prompt]:
@@ -93,27 +124,40 @@ def _chats(tokenizer: Any) -> Iterator[Prompt]:
             {"role": role, "content": content}
             for role, content in zip(roles, (_SYSTEM, *turns), strict=True)
         ]
-        yield Prompt(tuple(chat_ids(messages, tokenizer)), f"conversation {index}")
+        try:
+            ids = chat_ids(messages, tokenizer)
+        except BadRow:
+            ids = chat_ids(messages[1:], tokenizer)  # some templates have no system's messages
+        yield Prompt(tuple(ids), f"conversation {index}", kind="chat")
 
 
-def _code() -> Iterator[tuple[str, str]]:
+def _code() -> Iterator[tuple[str, Text]]:
     for file, text in _held_out().items():
-        yield file, text[:_FULL]
+        yield file, _beginning(text)
     yield from _each_file_in_turn(_passages)
 
 
-def _passages(text: str) -> list[str]:
+def _beginning(text: str) -> Text:
+    """The beginning of a text, and the request to go on with whole lines of it."""
+    lines = text[:_ASKED].rpartition("\n")[0]
+    return text[:_FULL], (
+        "Here is how a Python file begins. Write the next fifty lines of it, as code alone.\n\n"
+        f"```python\n{lines}\n```"
+    )
+
+
+def _passages(text: str) -> list[Text]:
     """Parts that begin after two empty lines, each at least a step beyond the last."""
-    passages, last = list[str](), 0
+    passages, last = list[Text](), 0
     for found in re.finditer(r"\n\n\n(?=\S)", text):
         place = found.end()
         if last + _STEP <= place <= len(text) - _FULL:
-            passages.append(text[place : place + _FULL])
+            passages.append(_beginning(text[place:]))
             last = place
     return passages
 
 
-def _edited(text: str) -> list[str]:
+def _edited(text: str) -> list[Text]:
     """Functions of 8 to 25 lines, each followed by its first lines under another name."""
     edited = []
     for node in ast.walk(ast.parse(text)):
@@ -123,11 +167,16 @@ def _edited(text: str) -> list[str]:
                 function = dedent(source)
                 changed = function.replace(node.name, f"new_{node.name}")
                 start = "\n".join(changed.splitlines()[:3])
-                edited.append(f"{function}\n\n\n{start}\n")
+                request = (
+                    f"Change the name {node.name} to new_{node.name} wherever it occurs in this "
+                    "Python function, and write out all of it again. Answer with the code alone."
+                    f"\n\n```python\n{function}\n```"
+                )
+                edited.append((f"{function}\n\n\n{start}\n", request))
     return edited
 
 
-def _records() -> Iterator[tuple[str, str]]:
+def _records() -> Iterator[tuple[str, Text]]:
     rng = np.random.default_rng(0)
     names = ("alice", "bob", "carol", "dave", "erin", "frank")
     for index in counting(1):
@@ -135,11 +184,15 @@ def _records() -> Iterator[tuple[str, str]]:
             {"id": int(rng.integers(100)), "name": str(rng.choice(names)), "active": True}
             for _ in range(5)
         ]
-        text = json.dumps(rows, indent=4).removesuffix("\n]") + ',\n    {\n        "id":'
-        yield f"records {index}", text
+        begun = json.dumps(rows, indent=4).removesuffix("\n]") + ","
+        request = (
+            "Here is how a list of records begins. Write the next twenty, of the same form and as "
+            f"JSON alone.\n\n```json\n{begun}\n```"
+        )
+        yield f"records {index}", (begun + '\n    {\n        "id":', request)
 
 
-def _each_file_in_turn(cut: Callable[[str], list[str]]) -> Iterator[tuple[str, str]]:
+def _each_file_in_turn(cut: Callable[[str], list[Text]]) -> Iterator[tuple[str, Text]]:
     """The first piece cut from every file, then the second of those that have one, and so on."""
     texts = zip_longest(*map(cut, _held_out().values()))
     for place, row in enumerate(texts, 1):
@@ -148,7 +201,7 @@ def _each_file_in_turn(cut: Callable[[str], list[str]]) -> Iterator[tuple[str, s
                 yield f"{file} {place}", text
 
 
-_TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+_TEXTS: dict[str, Callable[[], Iterator[tuple[str, Text]]]] = {
     "code": _code,
     "editing": lambda: _each_file_in_turn(_edited),
     "json": _records,

@@ -16,6 +16,7 @@ from cyclopts import App
 from cyclopts.types import NonNegativeInt
 
 from .. import __version__
+from ..config.files import unreadable
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
 from ..config.validation import real
@@ -93,7 +94,7 @@ class What:
             raise InvalidConfigError("samples", self.samples, "an integer >= 100")
         path = Path((self.module or "").rpartition(":")[0])
         if path.suffix == ".py" and not path.is_file():
-            raise InvalidConfigError("--module", self.module, f"a file; there is no {path}")
+            raise unreadable("--module", path, "the file of path.py:Name")
         if self.module is not None and self.tier not in ((), ("exact",)):
             expected = "exact alone with --module; drop one of the two flags"
             raise InvalidConfigError("--tier", ", ".join(self.tier), expected)

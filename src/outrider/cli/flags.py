@@ -23,6 +23,7 @@ from cyclopts import (
 )
 from cyclopts.config import Dict, Toml, Yaml
 
+from ..config.files import unreadable
 from ..errors import InvalidConfigError
 
 HIDDEN = Parameter(parse=False)
@@ -109,8 +110,7 @@ def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
     try:
         settings = kind(path, must_exist=True).config or {}
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InvalidConfigError("--config", path, f"a readable file ({reason})") from error
+        raise unreadable("--config", path, "a TOML or YAML file", error) from error
     except CycloptsError as error:
         raise InvalidConfigError("--config", path, f"TOML, or YAML as .yaml ({error})") from error
     if commands == ("tune",):

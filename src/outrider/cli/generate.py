@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter, Token
 
 from ..bench import formats
+from ..config.files import read_text
 from ..config.params import SamplingParams
 from ..config.structured import StructuredOutput
 from ..config.validation import texts
 from ..errors import InvalidConfigError
-from .files import read_text
 from .flags import flags_of, plain, split
 from .options import (
     SPECULATION,

@@ -14,10 +14,11 @@ from cyclopts.types import PositiveInt
 
 from ..bench.options import WITH_MODEL
 from ..config import validation
+from ..config.files import read_text
 from ..config.params import SpeculativeConfig
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
 from ..errors import EmptyPrefixError, InvalidConfigError
-from .files import check_file, read_text
+from .files import check_file
 from .flags import COMMAS, flags_of, plain
 
 Method = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction", "none"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
 
+from ..config.files import unreadable
 from ..errors import InvalidConfigError, missing
 from .files import check_file
 from .options import Drafting, Models, Setup, Shown, group, titled
@@ -61,7 +62,7 @@ def run_batch(
     setup = Setup.of(models, drafting, speculation, model)
     source, target = Path(input_file), Path(output_file)
     if not source.is_file():
-        raise InvalidConfigError("--input-file", input_file, "an existing file")
+        raise unreadable("--input-file", source, "a file of requests, a line of JSON each")
     if target.resolve() == source.resolve():
         raise InvalidConfigError("--output-file", output_file, "another file than --input-file")
     check_file("--output-file", output_file)

@@ -36,7 +36,7 @@ def _tiny_models() -> Iterator[None]:
 def _options(folder: Path, **given: Any) -> BenchOptions:
     defaults: dict[str, Any] = {
         "runtimes": ("auto",),
-        "prompts": prompt_file(folder),
+        "prompts": (prompt_file(folder),),
         "drafters": ("draft_model",),
         "k": (3,),
         "max_tokens": 6,
@@ -232,8 +232,8 @@ def test_bad_options_are_refused_before_models_are_loaded(
         raise AssertionError("loaded")
 
     monkeypatch.setattr("outrider.bench.run.load", refuse)
-    with pytest.raises(InvalidConfigError, match="readable"):
-        run_bench(_options(tmp_path, prompts=tmp_path / "none"))
+    with pytest.raises(InvalidConfigError, match="there is no such file"):
+        run_bench(_options(tmp_path, prompts=(tmp_path / "none",)))
     with pytest.raises(InvalidConfigError):
         run_bench(_options(tmp_path, verification=("typical",), trees=("2x1",)))
 
@@ -256,7 +256,7 @@ def test_the_environment_names_versions_machine_and_settings_and_no_host(
     found = results.environment
     assert {"torch", "python", "outrider", "threads", "date", "machine", "dtype"} <= set(found)
     assert found["settings"]["max_tokens"] == 6
-    assert found["settings"]["prompts"] == "some.jsonl"
+    assert found["settings"]["prompts"] == ["some.jsonl"]
     assert environment({}, {})["machine"]["cores"] >= 1
 
 

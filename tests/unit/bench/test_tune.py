@@ -29,7 +29,7 @@ def _tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _options(folder: Path, **given: Any) -> TuneOptions:
     defaults: dict[str, Any] = {
-        "prompts": prompt_file(folder),
+        "prompts": (prompt_file(folder),),
         "drafters": ("draft_model", "ngram"),
         "verifications": ("block",),
         "depths": (2, 3),

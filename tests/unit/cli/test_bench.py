@@ -22,6 +22,7 @@ from outrider.cli.signals import Terminated
 from tests.support.command import Capture, error_of, printed
 
 Asked = list[Any]
+FILES = (__file__, str(Path(__file__).with_name("conftest.py")))
 
 
 def measurement(drafter: str, **changes: Any) -> Measurement:
@@ -82,6 +83,7 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         "trees": ("--trees", "2x2x1"),
         "temps": ("--temps", "0,0.5"),
         "batches": ("--batches", "1,4"),
+        "prompts": ("--prompts", ",".join(FILES)),
         "peers": ("--peers", "none"),
     }
     printed(capsys, "bench", *(each for pair in flags.values() for each in pair))
@@ -100,6 +102,7 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         temps=(0.0, 0.5),
         dtype="bfloat16",
         batches=(1, 4),
+        prompts=tuple(map(Path, FILES)),
         peers=("none",),
     )
 

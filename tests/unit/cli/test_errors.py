@@ -34,7 +34,7 @@ from tests.support.command import PROMPT, Capture, error_of, printed, save_model
         (("--stop", ""), ("--stop", "none of them empty")),
         (("--stop", "\udc80"), ("--stop", "UTF-8")),
         (("--logprobs", "21"), ("--logprobs", "21", "an integer in [0, 20]")),
-        (("--json-schema", "no.json"), ("--json-schema", "no.json", "a readable UTF-8 text file")),
+        (("--json-schema", "no.json"), ("cannot read no.json: there is no such file",)),
         (("--json-schema", "{x"), ("--json-schema", "{x", "a JSON schema")),
         (("--choice", "a", "--regex", "a"), ("regex and choice", "exactly one of")),
         (("--prompt-lookup-max", "0"), ("--prompt-lookup-max", "0", "> 0")),
@@ -51,7 +51,7 @@ from tests.support.command import PROMPT, Capture, error_of, printed, save_model
         (("--min-tokens", "9", "-m", "8"), ("--min-tokens", "9", "max_tokens=8")),
         (("--file", "x"), ("--file", "--prompt")),
         (("--speculative-config", "{"), ("--speculative-config", "{", "a JSON object")),
-        (("--config", "/no/file"), ("--config", "/no/file", "a readable file")),
+        (("--config", "/no/file"), ("cannot read /no/file: there is no such file",)),
     ],
 )
 def test_a_bad_flag_is_refused_with_its_value_and_what_is_expected(
@@ -113,7 +113,9 @@ def test_a_prompt_that_is_empty_or_cannot_be_read_is_refused(
     binary.write_bytes(b"\xff\xfe")
     assert f"the file '{empty}' {remedy}" in error_of(capsys, "generate", "-f", str(empty))
     assert "it is not UTF-8 text" in error_of(capsys, "generate", "-f", str(binary))
-    assert "No such file" in error_of(capsys, "generate", "-f", str(tmp_path / "missing"))
+    missing = str(tmp_path / "missing")
+    line = error_of(capsys, "generate", "-f", missing)
+    assert f"cannot read {missing}: there is no such file" in line
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert f"standard input {remedy}" in error_of(capsys, "generate")
     terminal = io.StringIO()
