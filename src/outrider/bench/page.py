@@ -93,17 +93,16 @@ def _headline(results: Results) -> str:
     """What to do, in a line, by the best candidate of each trial."""
     bests = map(best_of, results.trials.values())
     best = [found for found in bests if found is not None]
-    won = [found for found in best if found.outcome == "faster"]
-    if won:
-        top = max(won, key=lambda found: found.speedup or 0.0)
-        return (
-            f"Faster in {len(won)} of {len(best)} trials, most in {top.trial}: {verdict(top, [])}"
-        )
     if not best:
         return "Benchmark of speculative decoding"
     if all(found.outcome == "slower" for found in best):
         return "Turn it off: plain decoding is faster in every trial"
-    return "Undecided, or slower than plain decoding, in every trial: more prompts may decide"
+    top = best_of(best)
+    assert top is not None
+    said = verdict(top, results.trials[top.trial][:1])
+    won = sum(found.outcome == "faster" for found in best)
+    where = "most in" if won else "nearest in"
+    return f"Faster in {won} of {len(best)} trials, {where} {top.trial}: {said}"
 
 
 def _figures(results: Results) -> str:

@@ -29,7 +29,7 @@ class BadRow(ValueError):
 def read_files(paths: Sequence[Path]) -> dict[Path, list[Line] | str]:
     """Read files of prompts: of JSON lines those that are not empty, of others the whole text.
 
-    A .jsonl file has JSON lines, and a .json file if its first line is whole JSON.
+    A .jsonl file has JSON lines, and a .json file whose first line is an object.
 
     Raises:
         InvalidConfigError: a file cannot be read, is not UTF-8, or has nothing in it.
@@ -45,17 +45,8 @@ def _read(path: Path) -> list[Line] | str:
     found = [(f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise InvalidConfigError("prompts", str(path), FORMATS, given=f"{path} has no prompt")
-    if path.suffix == ".jsonl" or (path.suffix == ".json" and _is_json(found[0][1])):
-        return found
-    return read_text("prompts", path)
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    objects = path.suffix == ".json" and found[0][1].rstrip().endswith(b"}")
+    return found if objects or path.suffix == ".jsonl" else read_text("prompts", path)
 
 
 def workload_of(files: Mapping[Path, list[Line] | str], tokenizer: Any) -> Workload:

@@ -155,6 +155,7 @@ class Measurement:
         prompt_s: for each stretch, the seconds of the target's first forward pass, which prefills
             the prompts.
         tokens: for each stretch, the tokens emitted, counted from ids.
+        prompts: how many different ones the stretches have; 0 if unknown.
         speedup: tokens per second over the baseline's; 1 for the baseline; None where tokens that
             were asked for are missing on either side.
         low, high: its 95% interval over stretches; None with fewer than two different ones.
@@ -173,6 +174,7 @@ class Measurement:
     prompt_s: tuple[float, ...]
     tokens: tuple[int, ...]
     speedup: float | None
+    prompts: int = 0
     low: float | None = None
     high: float | None = None
     identical: int | None = None

@@ -42,6 +42,10 @@ SAMPLING = flags_of(
 )()
 
 
+MORE = 8
+"""Prompts of the demo pair beside those that every model gets."""
+
+
 def _check_temperatures(_kind: Any, given: tuple[float, ...]) -> None:
     for each in given:
         SamplingParams(temperature=each)
@@ -91,13 +95,18 @@ def demo(
     from ..bench.records import PLAIN, Candidate, Results, Workload
     from ..bench.records import Prompt as BenchPrompt
     from ..bench.trial import Trial, TrialRace
+    from ..bench.workloads import built_in
     from .models import load, traced
     from .race_screen import Screen
 
-    texts = PROMPTS if given is None else (given,)
     console = Console(stderr=True)
     loaded = load(setup, console)
     tokenizer = loaded.tokenizer
+    texts = PROMPTS if given is None else (given,)
+    if given is None and setup.models.target == "demo":
+        # It is fast, and its texts differ much: a few of them say little.
+        more = built_in("code", tokenizer, len(tokenizer), MORE).prompts
+        texts += tuple(tokenizer.decode(each.token_ids) for each in more)
     settings = loaded.settings(params, config)
     depth = None if config.depth == "adaptive" else config.deepest
     shape = config.tree_shape
