@@ -122,11 +122,13 @@ def certify(
     method = choose_method(models, Drafting(), SpeculativeConfig(), "draft_model")
 
     import torch
-    from rich.console import Console
 
     # Small tensors gain nothing from more threads.
     torch.set_num_threads(1)
-    console = Console(stderr=True)
+
+    from .terminal import messages, progress
+
+    console = messages()
     with console.status("loading"), missing("transformers"):
         from ..certify import document
         from ..certify.controls import control_tier
@@ -137,7 +139,6 @@ def certify(
         from ..certify.statistics import statistical_tier
         from .certify_screen import Screen
         from .models import load
-        from .terminal import progress
 
         part = None if what.module is None else load_part(what.module)
     loaded = None
@@ -178,8 +179,10 @@ def certify(
             )
         # The statistical tier runs in this process, while others do the work of the other two.
         for name in sorted(tiers, key=lambda name: name != "statistical"):
-            with progress(console, name) as report:
+            with progress(console, name, logged=False) as report:
                 done[name] = begun[name](report), perf_counter() - start
+            if not console.is_terminal:
+                console.print(f"outrider: {name} tier done after {done[name][1]:.0f} s")
     for name in tiers:
         tier, seconds = done[name]
         found[name] = {"seconds": seconds, **getattr(document, name)(tier)}

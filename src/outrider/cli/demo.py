@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from ..bench.options import silent
 from ..config.params import SamplingParams
 from ..errors import InvalidConfigError
 from .flags import COMMAS, flags_of, plain
@@ -86,8 +88,6 @@ def demo(
         raise InvalidConfigError("--method", method, "another method: demo takes no prediction")
     check_trace(trace)
 
-    from rich.console import Console
-
     from outrider_demo import PROMPTS
 
     from ..bench.formats import row
@@ -98,8 +98,9 @@ def demo(
     from ..bench.workloads import built_in
     from .models import load, traced
     from .race_screen import Screen
+    from .terminal import messages, progress
 
-    console = Console(stderr=True)
+    console = messages()
     loaded = load(setup, console)
     tokenizer = loaded.tokenizer
     texts = PROMPTS if given is None else (given,)
@@ -134,9 +135,12 @@ def demo(
 
         if screen is not None:
             screen.title(loaded.facts, config)
-        with console.status("racing") if screen is None else screen.live:
-            for each in temperature:
+        live = None if screen is None else screen.live
+        steps = progress(console, "racing") if live is None else nullcontext(silent)
+        with live or nullcontext(), steps as report:
+            for place, each in enumerate(temperature):
                 trial = Trial(workload=prompts, sampling=replace(params, temperature=each))
+                report(place, len(temperature), trial.label)
                 watch = None if screen is None else partial(screen.draw, trial.label)
                 race = TrialRace(trial, runners, watch)
                 race.run(write)

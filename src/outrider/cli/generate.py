@@ -160,13 +160,12 @@ def generate(
     _check_prediction(params.prediction, setup.method)
     check_trace(trace)
 
-    from rich.console import Console
-
     from ..engine.decoder import SpeculativeDecoder
     from ..engine.requests import banned
     from .models import load, traced
+    from .terminal import messages
 
-    console = Console(stderr=True)
+    console = messages()
     loaded = load(setup, console)
     params = replace(params, bad_words=banned("--bad-words", bad_words, loaded.tokenizer))
     settings = loaded.settings(params, setup.config)

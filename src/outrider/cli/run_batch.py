@@ -68,18 +68,16 @@ def run_batch(
     check_file("--output-file", output_file)
     if actors is not None and not ray:
         raise InvalidConfigError("--actors", actors, "none without --ray")
-    from rich.console import Console
-
     with missing("server"):
         from ..server.batch import answer_file, in_process, lines_of
     from .models import load_decoder
-    from .terminal import progress
+    from .terminal import messages, progress
 
-    console = Console(stderr=True)
+    console = messages()
     total = sum(1 for _ in lines_of(source))
 
     def report(line: Line, error: str | None) -> None:
-        advance(line.number, total, "")
+        advance(line.number, total, f"{10 * line.number // total}0%")
         if error is not None:
             console.print(error, markup=False)
 

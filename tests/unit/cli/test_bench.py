@@ -52,9 +52,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
 
         def run(options: BenchOptions, report: Callable[[int, int, str], object]) -> Results:
             asked.append(options)
-            report(0, 1, "something")
             if raised is not None:
                 raise raised
+            report(0, 1, "something")
             return answer
 
         monkeypatch.setattr("outrider.bench.run.run_bench", run)
@@ -86,7 +86,8 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         "prompts": ("--prompts", ",".join(FILES)),
         "peers": ("--peers", "none"),
     }
-    printed(capsys, "bench", *(each for pair in flags.values() for each in pair))
+    assert main(["bench", *(each for pair in flags.values() for each in pair)]) == 0
+    assert capsys.readouterr().err == "outrider: timing: something (0 of 1 done)\n"
     (options,) = asked
     assert type(options) is BenchOptions
     assert options == BenchOptions(
