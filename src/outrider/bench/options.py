@@ -230,18 +230,18 @@ class TuneOptions(_Options):
 
 
 def shape_of(tree: str, field: str = "trees") -> tuple[int, ...]:
-    """Read the children at each depth that a text such as 2x2x1 names.
+    """Read the children at each depth that a text such as 2x2x1, or 2,2,1, names.
 
     Raises:
         InvalidConfigError: it is no such text.
     """
-    parts = tree.split("x")
+    parts = tree.replace(",", "x").split("x")
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise InvalidConfigError(field, tree, "children at each depth, such as 2x2x1")
     shape = tuple(map(int, parts))
     nodes = sum(math.prod(shape[: depth + 1]) for depth in range(len(shape)))
     if nodes > 1024:
-        raise InvalidConfigError(field, tree, "at most 1024 nodes", given=f"{tree} has {nodes}")
+        raise InvalidConfigError(field, tree, f"at most 1024 nodes in all, and this has {nodes}")
     return shape
 
 

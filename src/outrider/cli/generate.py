@@ -227,7 +227,7 @@ def _show(
     for index, events in enumerate(choices if params.logprobs is not None else ()):
         _say("log-probabilities" + (f" of continuation {index + 1}:" if params.n > 1 else ":"))
         _say(*_lines(events, decoder.tokenizer))
-    _say(f"{decoder.metrics}; seed {params.seed}")
+    _say(f"{decoder.metrics}" + ("" if params.greedy else f"; seed {params.seed}"))
 
 
 def _painted(events: Iterable[StreamEvent], colors: bool) -> str:

@@ -69,12 +69,12 @@ def run_batch(
     if actors is not None and not ray:
         raise InvalidConfigError("--actors", actors, "none without --ray")
     with missing("server"):
-        from ..server.batch import answer_file, in_process, lines_of
+        from ..server.batch import answer_file, counted, in_process
     from .models import load_decoder
     from .terminal import messages, progress
 
     console = messages()
-    total = sum(1 for _ in lines_of(source))
+    total = counted(source)
 
     def report(line: Line, error: str | None) -> None:
         advance(line.number, total, f"{10 * line.number // total}0%")

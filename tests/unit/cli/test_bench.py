@@ -80,9 +80,9 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         "exit_layers": ("--exit-layers", "2,4"),
         "verification": ("--verification", "block,token"),
         "k": ("-k", "2,adaptive"),
-        "trees": ("--trees", "2x2x1"),
-        "temps": ("--temps", "0,0.5"),
-        "batches": ("--batches", "1,4"),
+        "trees": ("--tree-shape", "2x2x1,3"),
+        "temps": ("--temperature", "0,0.5"),
+        "batches": ("--batch", "1,4"),
         "prompts": ("--prompts", ",".join(FILES)),
         "peers": ("--peers", "none"),
     }
@@ -99,13 +99,20 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         exit_layers=(2, 4),
         verification=("block", "token"),
         k=(2, "adaptive"),
-        trees=("2x2x1",),
+        trees=("2x2x1", "3"),
         temps=(0.0, 0.5),
         dtype="bfloat16",
         batches=(1, 4),
         prompts=tuple(map(Path, FILES)),
         peers=("none",),
     )
+
+
+def test_earlier_names_of_flags_are_taken(capsys: Capture, bench: Callable[..., Asked]) -> None:
+    asked = bench()
+    flags = ("--trees", "2x2", "--temps", "0.5", "--batches", "2")
+    assert "1.50x" in printed(capsys, "bench", *flags)
+    assert asked == [BenchOptions(trees=("2x2",), temps=(0.5,), batches=(2,))]
 
 
 def test_every_format_can_be_read(capsys: Capture, bench: Callable[..., Asked]) -> None:

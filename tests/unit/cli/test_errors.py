@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,9 +46,10 @@ from tests.support.command import PROMPT, Capture, error_of, printed, save_model
         (("--temp",), ("--temp", "requires an argument")),
         (("--seed", "1", "--seed", "2"), ("--seed", "multiple times")),
         (("more",), ("more",)),
-        (("--tree-shape", "2,0"), ("--tree-shape", "(2, 0)", "integers >= 1")),
+        (("--tree-shape", "2,0"), ("--tree-shape", "'2,0'", "such as 2x2x1")),
+        (("--tree-shape", "2x", "--seed", "1"), ("--tree-shape", "'2x'", "such as 2x2x1")),
         (("--tree-shape", "2", "--tree-budget", "3"), ("--tree-budget", "tree_shape")),
-        (("--tree-shape", "50,50,50"), ("--tree-shape", "1024 nodes in all at most")),
+        (("--tree-shape", "50,50,50"), ("--tree-shape", "at most 1024 nodes in all")),
         (("--min-tokens", "9", "-m", "8"), ("--min-tokens", "9", "max_tokens=8")),
         (("--file", "x"), ("--file", "--prompt")),
         (("--speculative-config", "{"), ("--speculative-config", "{", "a JSON object")),
@@ -179,6 +181,14 @@ def test_help_lists_commands_and_the_records_own_words_and_defaults(
     assert "the most tokens to emit, at least 1. [default: 128]" in text
     assert "draft trees of this many nodes" in text
     assert printed(capsys, "--version").startswith("outrider ")
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"tune"}))
+def test_help_is_in_the_words_of_a_command_line(capsys: Capture, name: str) -> None:
+    text = " ".join(printed(capsys, name, "--help").replace("│", "").split())
+    for of_python in ("None", "default: (", "True]", "False]", "2**64", ".0]", "(2, 2, 1)"):
+        assert of_python not in text
+    assert not re.search(r"(num_speculative_tokens|max_tokens|cost_ratio|tree_shape)\b(?!\")", text)
 
 
 def test_help_and_errors_load_no_framework() -> None:
