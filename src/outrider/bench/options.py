@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..config.files import unreadable
 from ..config.params import LOSSY, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
-from ..config.validation import Check, integer, real
+from ..config.validation import Check, integer, real, unreadable
 from ..errors import InvalidConfigError
 
 Progress = Callable[[int, int, str], object]

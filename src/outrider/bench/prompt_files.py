@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.files import read_text, unreadable
+from ..config.validation import read_text, unreadable
 from ..errors import InvalidConfigError
 from .records import Prompt, Workload
 
@@ -26,18 +26,14 @@ class BadRow(ValueError):
     """A row cannot be used; the message says why."""
 
 
-def read_files(paths: Sequence[Path]) -> dict[Path, list[Line] | str]:
-    """Read files of prompts: of JSON lines those that are not empty, of others the whole text.
+def read_prompts(path: Path) -> list[Line] | str:
+    """Read a file of prompts: of JSON lines those that are not empty, of others the whole text.
 
     A .jsonl file has JSON lines, and a .json file whose first line is an object.
 
     Raises:
-        InvalidConfigError: a file cannot be read, is not UTF-8, or has nothing in it.
+        InvalidConfigError: the file cannot be read, is not UTF-8, or has nothing in it.
     """
-    return {path: _read(path) for path in paths}
-
-
-def _read(path: Path) -> list[Line] | str:
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
@@ -50,7 +46,7 @@ def _read(path: Path) -> list[Line] | str:
 
 
 def workload_of(files: Mapping[Path, list[Line] | str], tokenizer: Any) -> Workload:
-    """Make one workload of what `read_files` read; formats may be mixed.
+    """Make one workload of what `read_prompts` read; formats may be mixed.
 
     Rows are {"prompt": text or token ids}, with "max_tokens" and a "prediction" of the output if
     wanted; Spec-Bench's {"question_id", "category", "turns"}, of which the first turn is taken;

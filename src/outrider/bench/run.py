@@ -15,7 +15,7 @@ from ..errors import InvalidConfigError, OutriderError
 from . import peers
 from .environment import environment
 from .options import BenchOptions, Progress, TuneOptions, shape_of, silent
-from .prompt_files import read_files, workload_of
+from .prompt_files import read_prompts, workload_of
 from .race import OutriderRunner, Runner, config_of
 from .records import PLAIN, Candidate, Measurement, Results, Workload
 from .trial import Trial, TrialRace, fitting
@@ -117,7 +117,7 @@ def prepared(
         InvalidConfigError: a file cannot be used, or a value does not suit the models.
         ModelError: a model cannot be loaded.
     """
-    files = read_files(options.prompts)
+    files = {path: read_prompts(path) for path in options.prompts}
     report(0, 1, "loading the models")
     pair = _loaded(options, max_sequences, runtime)
     facts = {

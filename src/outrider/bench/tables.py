@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean, stdev
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -152,18 +152,13 @@ def compared(label: str, gain: Speedup, plain: Sequence[Measurement]) -> str:
     said = f"{label} is between {low:.2f}x and {high:.2f}x as fast as plain decoding"
     if high <= NEAR * low:
         return f"no clear difference: {said}"
-    varied = max(_variation(each) for each in plain)
+    rates = [np.divide(each.tokens, each.seconds) for each in plain]
+    varied = max(float(each.std(ddof=1) / each.mean()) for each in rates)
     count = f"{plain[0].prompts} " if plain[0].prompts else ""
     why = f"the {count}prompts differ too much"
     if varied > BUSY:
         why = f"the machine was busy: plain decoding alone varied by {varied:.0%}"
     return f"cannot tell on this machine: {said}; {why}"
-
-
-def _variation(plain: Measurement) -> float:
-    """The standard deviation of the tokens per second of stretches over their mean."""
-    rates = [tokens / seconds for tokens, seconds in zip(plain.tokens, plain.seconds, strict=True)]
-    return stdev(rates) / fmean(rates) if len(rates) > 1 else 0.0
 
 
 def remarks(results: Results) -> Iterator[str]:

@@ -34,14 +34,25 @@ _STEP = 650
 _ASKED = 500
 """Characters of code that a user asks to go on with."""
 
-Text = tuple[str, str]
-"""What is to be gone on with, and a request of the same for models that talk."""
+_REQUESTS = {
+    "code": "Here is how a Python file begins. Write the next fifty lines, as code alone.",
+    "editing": "Change the name {0} to new_{0} wherever it occurs in this Python function, and "
+    "write out all of it again. Answer with the code alone.",
+    "json": "Here is how a list of records begins. Write the next twenty, as JSON alone.",
+}
 
 _SYSTEM = "You are a helpful assistant. Answer briefly, and show code where it helps."
 
 
 def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload:
-    """Make prompts of one kind; the same arguments give the same prompts.
+    """Make prompts of one kind; see `mixed`."""
+    return mixed((kind,), tokenizer, vocab_size, count)
+
+
+def mixed(kinds: Sequence[str] | None, tokenizer: Any, vocab_size: int, count: int) -> Workload:
+    """Make prompts of several kinds in turn; the same arguments give the same prompts.
+
+    None stands for editing, code and json, and for chat where the tokenizer has a chat template.
 
     - code: the first 150 tokens of Python files that the demo pair was not trained on, then of
       passages further on in them;
@@ -50,31 +61,17 @@ def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload
     - chat: a conversation, written by the tokenizer's chat template if it has one;
     - random: 150 tokens drawn uniformly, after which nothing can be foreseen.
 
-    Where the tokenizer has a chat template, the first three are requests of a user: to go on with
-    a file, to write a function again with its name changed, to go on with a list. The files are
-    those of Python's own library, so they change with its version.
+    Where the tokenizer has a chat template, a user asks for what comes next in the code or the
+    list, and for the whole function with its name changed. The files are those of Python's own
+    library, so they change with its version.
 
     Raises:
-        InvalidConfigError: there are fewer than `count` prompts of the kind.
-    """
-    return _workload(kind, _prompts(kind, tokenizer, vocab_size), count)
-
-
-def mixed(kinds: Sequence[str] | None, tokenizer: Any, vocab_size: int, count: int) -> Workload:
-    """Make prompts of several kinds in turn, each with its `kind`; see `built_in`.
-
-    None stands for editing, code and json, and for chat where the tokenizer has a chat template.
-
-    Raises:
-        InvalidConfigError: there are fewer than `count` prompts of all kinds.
+        InvalidConfigError: there are fewer than `count` prompts of these kinds.
     """
     kinds = kinds or ("editing", "code", "json", *["chat"] * has_template(tokenizer))
     rows = zip_longest(*(islice(_prompts(kind, tokenizer, vocab_size), count) for kind in kinds))
-    return _workload("mixed", (each for row in rows for each in row if each is not None), count)
-
-
-def _workload(name: str, prompts: Iterator[Prompt], count: int) -> Workload:
-    found = tuple(islice(prompts, count))
+    found = tuple(islice((each for row in rows for each in row if each is not None), count))
+    name = ", ".join(kinds)
     if len(found) < count:
         expected = f"at most {len(found)}, which is how many prompts {name} has here"
         raise InvalidConfigError("prompts_per_workload", count, expected)
@@ -88,12 +85,24 @@ def _prompts(kind: str, tokenizer: Any, vocab_size: int) -> Iterator[Prompt]:
         yield from _chats(tokenizer)
     else:
         most = _TOKENS if kind == "code" else None
-        for name, (text, request) in _TEXTS[kind]():
+        for name, text in _TEXTS[kind]():
             if has_template(tokenizer):
-                ids = chat_ids([{"role": "user", "content": request}], tokenizer)
+                asked = [{"role": "user", "content": _request(kind, text)}]
+                ids = chat_ids(asked, tokenizer)
             else:
                 ids = tokenizer.encode(text)[:most]
             yield Prompt(tuple(ids), name, kind=kind)
+
+
+def _request(kind: str, text: str) -> str:
+    """What a user asks for with such a prompt."""
+    name = ""
+    if kind == "code":
+        text = text[:_ASKED].rpartition("\n")[0]
+    elif kind == "editing":
+        text, _, changed = text.partition("\n\n\ndef new_")
+        name = changed.partition("(")[0]
+    return f"{_REQUESTS[kind].format(name)}\n\n```\n{text}\n```"
 
 
 @cache
@@ -131,33 +140,24 @@ def _chats(tokenizer: Any) -> Iterator[Prompt]:
         yield Prompt(tuple(ids), f"conversation {index}", kind="chat")
 
 
-def _code() -> Iterator[tuple[str, Text]]:
+def _code() -> Iterator[tuple[str, str]]:
     for file, text in _held_out().items():
-        yield file, _beginning(text)
+        yield file, text[:_FULL]
     yield from _each_file_in_turn(_passages)
 
 
-def _beginning(text: str) -> Text:
-    """The beginning of a text, and the request to go on with whole lines of it."""
-    lines = text[:_ASKED].rpartition("\n")[0]
-    return text[:_FULL], (
-        "Here is how a Python file begins. Write the next fifty lines of it, as code alone.\n\n"
-        f"```python\n{lines}\n```"
-    )
-
-
-def _passages(text: str) -> list[Text]:
+def _passages(text: str) -> list[str]:
     """Parts that begin after two empty lines, each at least a step beyond the last."""
-    passages, last = list[Text](), 0
+    passages, last = list[str](), 0
     for found in re.finditer(r"\n\n\n(?=\S)", text):
         place = found.end()
         if last + _STEP <= place <= len(text) - _FULL:
-            passages.append(_beginning(text[place:]))
+            passages.append(text[place : place + _FULL])
             last = place
     return passages
 
 
-def _edited(text: str) -> list[Text]:
+def _edited(text: str) -> list[str]:
     """Functions of 8 to 25 lines, each followed by its first lines under another name."""
     edited = []
     for node in ast.walk(ast.parse(text)):
@@ -167,16 +167,11 @@ def _edited(text: str) -> list[Text]:
                 function = dedent(source)
                 changed = function.replace(node.name, f"new_{node.name}")
                 start = "\n".join(changed.splitlines()[:3])
-                request = (
-                    f"Change the name {node.name} to new_{node.name} wherever it occurs in this "
-                    "Python function, and write out all of it again. Answer with the code alone."
-                    f"\n\n```python\n{function}\n```"
-                )
-                edited.append((f"{function}\n\n\n{start}\n", request))
+                edited.append(f"{function}\n\n\n{start}\n")
     return edited
 
 
-def _records() -> Iterator[tuple[str, Text]]:
+def _records() -> Iterator[tuple[str, str]]:
     rng = np.random.default_rng(0)
     names = ("alice", "bob", "carol", "dave", "erin", "frank")
     for index in counting(1):
@@ -184,15 +179,11 @@ def _records() -> Iterator[tuple[str, Text]]:
             {"id": int(rng.integers(100)), "name": str(rng.choice(names)), "active": True}
             for _ in range(5)
         ]
-        begun = json.dumps(rows, indent=4).removesuffix("\n]") + ","
-        request = (
-            "Here is how a list of records begins. Write the next twenty, of the same form and as "
-            f"JSON alone.\n\n```json\n{begun}\n```"
-        )
-        yield f"records {index}", (begun + '\n    {\n        "id":', request)
+        text = json.dumps(rows, indent=4).removesuffix("\n]") + ',\n    {\n        "id":'
+        yield f"records {index}", text
 
 
-def _each_file_in_turn(cut: Callable[[str], list[Text]]) -> Iterator[tuple[str, Text]]:
+def _each_file_in_turn(cut: Callable[[str], list[str]]) -> Iterator[tuple[str, str]]:
     """The first piece cut from every file, then the second of those that have one, and so on."""
     texts = zip_longest(*map(cut, _held_out().values()))
     for place, row in enumerate(texts, 1):
@@ -201,7 +192,7 @@ def _each_file_in_turn(cut: Callable[[str], list[Text]]) -> Iterator[tuple[str, 
                 yield f"{file} {place}", text
 
 
-_TEXTS: dict[str, Callable[[], Iterator[tuple[str, Text]]]] = {
+_TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "code": _code,
     "editing": lambda: _each_file_in_turn(_edited),
     "json": _records,

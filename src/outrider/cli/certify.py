@@ -16,10 +16,9 @@ from cyclopts import App
 from cyclopts.types import NonNegativeInt
 
 from .. import __version__
-from ..config.files import unreadable
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
-from ..config.validation import real
+from ..config.validation import real, unreadable
 from ..errors import InvalidConfigError, missing
 from .options import Drafting, Models, Output, Setup, choose_method, refuse, titled
 from .signals import terminable

@@ -44,10 +44,6 @@ SAMPLING = flags_of(
 )()
 
 
-MORE = 8
-"""Prompts of the demo pair beside those that every model gets."""
-
-
 def _check_temperatures(_kind: Any, given: tuple[float, ...]) -> None:
     for each in given:
         SamplingParams(temperature=each)
@@ -106,7 +102,7 @@ def demo(
     texts = PROMPTS if given is None else (given,)
     if given is None and setup.models.target == "demo":
         # It is fast, and its texts differ much: a few of them say little.
-        more = built_in("code", tokenizer, len(tokenizer), MORE).prompts
+        more = built_in("code", tokenizer, len(tokenizer), 8).prompts
         texts += tuple(tokenizer.decode(each.token_ids) for each in more)
     settings = loaded.settings(params, config)
     depth = None if config.depth == "adaptive" else config.deepest
@@ -135,9 +131,9 @@ def demo(
 
         if screen is not None:
             screen.title(loaded.facts, config)
-        live = None if screen is None else screen.live
-        steps = progress(console, "racing") if live is None else nullcontext(silent)
-        with live or nullcontext(), steps as report:
+        drawn = screen is not None and screen.console.is_terminal
+        steps = nullcontext(silent) if drawn else progress(console, "racing")
+        with nullcontext() if screen is None else screen.live, steps as report:
             for place, each in enumerate(temperature):
                 trial = Trial(workload=prompts, sampling=replace(params, temperature=each))
                 report(place, len(temperature), trial.label)

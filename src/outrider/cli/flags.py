@@ -24,7 +24,7 @@ from cyclopts import (
 )
 from cyclopts.config import Dict, Toml, Yaml
 
-from ..config.files import unreadable
+from ..config.validation import unreadable
 from ..errors import InvalidConfigError
 
 HIDDEN = Parameter(parse=False)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter, Token
 
 from ..bench import formats
-from ..config.files import read_text
 from ..config.params import SamplingParams
 from ..config.structured import StructuredOutput
-from ..config.validation import texts
+from ..config.validation import read_text, texts
 from ..errors import InvalidConfigError
 from .flags import flags_of, plain, split
 from .options import (

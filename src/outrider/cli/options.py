@@ -14,9 +14,9 @@ from cyclopts.types import PositiveInt
 
 from ..bench.options import WITH_MODEL, shape_of
 from ..config import validation
-from ..config.files import read_text
 from ..config.params import SpeculativeConfig
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
+from ..config.validation import read_text
 from ..errors import EmptyPrefixError, InvalidConfigError
 from .files import check_file
 from .flags import flags_of, plain

@@ -40,10 +40,8 @@ class Screen:
 
     def __init__(self, color: str) -> None:
         self.console = output(color)
-        terminal = self.console.file.isatty()
-        self.live = Live(console=self.console, auto_refresh=False) if terminal else None
+        self.live = Live(console=self.console, auto_refresh=False)
         self._drawn = 0.0
-        self._last: Group | None = None
 
     def title(self, facts: Mapping[str, Any], config: SpeculativeConfig) -> None:
         """Print what races."""
@@ -56,11 +54,9 @@ class Screen:
             self.console.print(Text(line, style="dim"))
 
     def draw(self, where: str, lanes: Sequence[Lane]) -> None:
-        """Draw both lanes on a terminal, now and then and at their end; keep that end elsewhere."""
+        """Draw both lanes, on a terminal now and then, and at their end everywhere."""
         ended = all(lane.run is not None for lane in lanes)
-        if self.live is None:
-            self._last = self._frame(where, *lanes) if ended else self._last
-        elif ended or monotonic() - self._drawn >= FRAME_S:
+        if ended or (self.console.is_terminal and monotonic() - self._drawn >= FRAME_S):
             self.live.update(self._frame(where, *lanes), refresh=True)
             self._drawn = monotonic()
 
@@ -68,8 +64,6 @@ class Screen:
         """Print the table, what its figures mean, the verdict, and whether texts are equal."""
         from ..bench.tables import rendered
 
-        if self._last is not None:
-            self.console.print(self._last)
         self.console.print()
         self.console.print(rendered(results))
         self.console.print()

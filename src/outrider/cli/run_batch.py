@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
 
-from ..config.files import unreadable
+from ..config.validation import unreadable
 from ..errors import InvalidConfigError, missing
 from .files import check_file
 from .options import Drafting, Models, Setup, Shown, group, titled

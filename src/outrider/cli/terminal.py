@@ -40,21 +40,21 @@ Advance = Callable[[int, int, str], None]
 
 
 def output(color: str = "auto") -> Console:
-    """Make the console of standard output; "auto" has colours on a terminal without NO_COLOR."""
+    """Make the console of standard output; "auto" has colours on a terminal without NO_COLOR.
+
+    FORCE_COLOR would have rich take a file for a terminal, and draw things anew in it.
+    """
     return Console(
         width=None if sys.stdout.isatty() else WIDTH,
         color_system="standard" if color == "always" else "auto",
-        force_terminal=True if color == "always" else None,
+        force_terminal=None if sys.stdout.isatty() else False,
         no_color={"always": False, "never": True}.get(color),
         highlight=False,
     )
 
 
 def messages() -> Console:
-    """Make the console of standard error, on which nothing is drawn anew off a terminal.
-
-    FORCE_COLOR would have rich take a log for a terminal.
-    """
+    """Make the console of standard error."""
     return Console(stderr=True, force_terminal=None if sys.stderr.isatty() else False)
 
 

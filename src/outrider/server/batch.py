@@ -55,11 +55,7 @@ def lines_of(path: Path) -> Iterator[Line]:
 
 
 def counted(path: Path) -> int:
-    """Count the lines of a batch file.
-
-    Raises:
-        InvalidConfigError: two have one custom_id.
-    """
+    """Count the lines of a batch file, and refuse one in which two have one custom_id."""
     total, first = 0, dict[str, int]()
     for line in lines_of(path):
         total += 1

@@ -105,6 +105,7 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
         for each in members:
             assert sum(each.tokens) == 6 * len(each.tokens) * each.batch
             assert each.speedup is not None
+            assert each.prompts == 3
             if each.temperature == 0:
                 assert each.identical == len(each.tokens)
     assert results.missing == ("transformers: not in batches of 2, it decodes one at a time here",)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.prompt_files import read_files, workload_of
+from outrider.bench.prompt_files import read_prompts, workload_of
 from outrider.bench.records import Workload
 from outrider.bench.trial import fitting
 from outrider.bench.workloads import built_in, mixed
@@ -141,21 +141,21 @@ def test_a_file_without_a_usable_row_is_refused() -> None:
 
 def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"cannot read .*none: there is no such file"):
-        read_files([tmp_path / "none"])
+        read_prompts(tmp_path / "none")
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(InvalidConfigError, match="no prompt"):
-        read_files([tmp_path / "empty"])
+        read_prompts(tmp_path / "empty")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidConfigError, match="binary: it is not UTF-8 text"):
-        read_files([tmp_path / "binary"])
+        read_prompts(tmp_path / "binary")
 
 
 def test_a_byte_order_mark_and_empty_lines_mean_nothing(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_bytes(b'\xef\xbb\xbf\n{"prompt": [1]}\r\n\n')
-    assert [prompt.name for prompt in workload_of(read_files([path]), Characters()).prompts] == [
-        "line 2"
-    ]
+    assert [
+        prompt.name for prompt in workload_of({path: read_prompts(path)}, Characters()).prompts
+    ] == ["line 2"]
 
 
 def test_rows_and_texts_are_prompts_of_one_workload(tmp_path: Path) -> None:
@@ -168,7 +168,9 @@ def test_rows_and_texts_are_prompts_of_one_workload(tmp_path: Path) -> None:
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    found = workload_of(read_files([tmp_path / name for name in texts]), Characters())
+    found = workload_of(
+        {tmp_path / name: read_prompts(tmp_path / name) for name in texts}, Characters()
+    )
     assert found.name == "5 files"
     assert {prompt.name: prompt.kind for prompt in found.prompts} == {
         "a.jsonl line 1": "a",
