@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,30 @@ WORKLOAD = Workload("kind", PROMPTS)
 class Characters:
     """A tokenizer with a token for each character, without a chat template."""
 
-    chat_template = None
+    chat_template: str | None = None
 
     def __len__(self) -> int:
         return VOCAB
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [0] * add_special_tokens + [ord(character) % VOCAB for character in text]
+
+
+class Talking(Characters):
+    """One with a chat template, which knows no system."""
+
+    chat_template = "{{ messages }}"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(map(ord, text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: bool) -> str:
+        if messages[0]["role"] == "system":
+            raise ValueError("no system")
+        return "".join(f"<{each['role']}>{each['content']}" for each in messages) + "<assistant>"
 
 
 @cache

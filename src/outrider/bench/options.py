@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from ..config.params import LOSSY, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
-from ..config.validation import Check, integer, real
+from ..config.validation import Check, integer, real, unreadable
 from ..errors import InvalidConfigError
 
 Progress = Callable[[int, int, str], object]
@@ -36,7 +36,7 @@ def silent(_done: int, _total: int, _what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What both commands ask for: models, and a file of prompts."""
+    """What both commands ask for: models, and files of prompts."""
 
     target: str = "demo"
     """The target model: `demo`, a local folder or a hub id."""
@@ -48,9 +48,9 @@ class _Options:
     """The device, as torch names it (default: cuda if there is one)."""
     weights: Weights | None = None
     """What openvino rounds both models' weights to (default: nothing)."""
-    prompts: Path | None = None
-    """A JSONL file in place of built-in prompts: rows with a prompt, of Spec-Bench, or OpenAI batch
-    requests."""
+    prompts: tuple[Path, ...] = ()
+    """Files in place of built-in prompts: JSONL with rows that have a prompt, of Spec-Bench, or
+    OpenAI batch requests; any other text file is one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class BenchOptions(_Options):
         if ("early_exit" in drafters) != bool(self.exit_layers):
             expected = "layers exactly if early_exit is among the drafters"
             raise InvalidConfigError("exit_layers", self.exit_layers, expected)
-        if "prediction" in drafters and self.prompts is None:
+        if "prediction" in drafters and not self.prompts:
             expected = 'a file of prompts beside it, with "prediction" in its rows'
             raise InvalidConfigError("drafters", "prediction", expected)
         if self.file is None:
@@ -217,18 +217,18 @@ class TuneOptions(_Options):
 
 
 def shape_of(tree: str, field: str = "trees") -> tuple[int, ...]:
-    """Read the children at each depth that a text such as 2x2x1 names.
+    """Read the children at each depth that a text such as 2x2x1, or 2,2,1, names.
 
     Raises:
         InvalidConfigError: it is no such text.
     """
-    parts = tree.split("x")
+    parts = tree.replace(",", "x").split("x")
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise InvalidConfigError(field, tree, "children at each depth, such as 2x2x1")
     shape = tuple(map(int, parts))
     nodes = sum(math.prod(shape[: depth + 1]) for depth in range(len(shape)))
     if nodes > 1024:
-        raise InvalidConfigError(field, tree, "at most 1024 nodes", given=f"{tree} has {nodes}")
+        raise InvalidConfigError(field, tree, f"at most 1024 nodes in all, and this has {nodes}")
     return shape
 
 
@@ -238,7 +238,7 @@ def _count(name: str, value: object) -> object:
 
 def _there(name: str, value: Path) -> object:
     if not value.exists():
-        raise InvalidConfigError(name, str(value), "a readable file (there is none)")
+        raise unreadable(name, value, "files of prompts" if name == "prompts" else "a GGUF file")
     return value
 
 

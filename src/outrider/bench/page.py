@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from ..config.validation import unreadable
 from ..engine.trace import Trace, is_trace, read_trace
 from ..errors import InvalidConfigError
 from . import svg
@@ -40,20 +41,20 @@ def read_report(path: Path) -> Trace | Results:
     Raises:
         InvalidConfigError: the file cannot be read, or is neither.
     """
+    expected = "a trace that --trace wrote, or the result.json of outrider bench"
     try:
         if is_trace(path):
             return read_trace(path)
         return Results.from_document(json.loads(path.read_bytes()))
     except OSError as error:
-        reason = error.strerror or type(error).__name__
+        raise unreadable("FILE", path, expected, error) from error
     except InvalidConfigError as error:
         if error.field == "trace":
             raise
         reason = str(error)
     except (RecursionError, ValueError) as error:
         reason = str(error)
-    expected = f"a trace that --trace wrote, or the result.json of outrider bench ({reason})"
-    raise InvalidConfigError("FILE", str(path), expected)
+    raise InvalidConfigError("FILE", str(path), f"{expected} ({reason})")
 
 
 def render_report(found: Trace | Results) -> str:
@@ -92,17 +93,16 @@ def _headline(results: Results) -> str:
     """What to do, in a line, by the best candidate of each trial."""
     bests = map(best_of, results.trials.values())
     best = [found for found in bests if found is not None]
-    won = [found for found in best if found.outcome == "faster"]
-    if won:
-        top = max(won, key=lambda found: found.speedup or 0.0)
-        return (
-            f"Faster in {len(won)} of {len(best)} trials, most in {top.trial}: {verdict(top, [])}"
-        )
     if not best:
         return "Benchmark of speculative decoding"
     if all(found.outcome == "slower" for found in best):
         return "Turn it off: plain decoding is faster in every trial"
-    return "Undecided, or slower than plain decoding, in every trial: more prompts may decide"
+    top = best_of(best)
+    assert top is not None
+    said = verdict(top, results.trials[top.trial][:1])
+    won = sum(found.outcome == "faster" for found in best)
+    where = "most in" if won else "nearest in"
+    return f"Faster in {won} of {len(best)} trials, {where} {top.trial}: {said}"
 
 
 def _figures(results: Results) -> str:

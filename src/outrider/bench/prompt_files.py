@@ -1,4 +1,4 @@
-"""Prompt files: JSON lines of plain prompts, Spec-Bench rows and OpenAI batch requests."""
+"""Prompt files: texts, and JSON lines of prompts, Spec-Bench rows and OpenAI batch requests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config.validation import read_text, unreadable
 from ..errors import InvalidConfigError
 from .records import Prompt, Workload
 
@@ -21,29 +22,31 @@ Line = tuple[str, bytes]
 _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
 
 
-class _BadRow(ValueError):
+class BadRow(ValueError):
     """A row cannot be used; the message says why."""
 
 
-def lines_of(path: Path) -> list[Line]:
-    """Read the lines of a file that are not empty.
+def read_prompts(path: Path) -> list[Line] | str:
+    """Read a file of prompts: of JSON lines those that are not empty, of others the whole text.
+
+    A .jsonl file has JSON lines, and a .json file whose first line is an object.
 
     Raises:
-        InvalidConfigError: the file cannot be read, or has no such line.
+        InvalidConfigError: the file cannot be read, is not UTF-8, or has nothing in it.
     """
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InvalidConfigError("prompts", str(path), f"a readable file ({reason})") from error
+        raise unreadable("prompts", path, "a file of prompts", error) from error
     found = [(f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise InvalidConfigError("prompts", str(path), FORMATS, given=f"{path} has no prompt")
-    return found
+    objects = path.suffix == ".json" and found[0][1].rstrip().endswith(b"}")
+    return found if objects or path.suffix == ".jsonl" else read_text("prompts", path)
 
 
-def parse_lines(lines: Sequence[Line], name: str, tokenizer: Any) -> Workload:
-    """Make a workload of the lines of a JSONL file; formats may be mixed.
+def workload_of(files: Mapping[Path, list[Line] | str], tokenizer: Any) -> Workload:
+    """Make one workload of what `read_prompts` read; formats may be mixed.
 
     Rows are {"prompt": text or token ids}, with "max_tokens" and a "prediction" of the output if
     wanted; Spec-Bench's {"question_id", "category", "turns"}, of which the first turn is taken;
@@ -55,16 +58,28 @@ def parse_lines(lines: Sequence[Line], name: str, tokenizer: Any) -> Workload:
         InvalidConfigError: no row can be used.
     """
     prompts, skipped = [], []
-    for place, line in lines:
-        try:
-            prompts.append(_prompt(line, place, tokenizer))
-        except _BadRow as error:
-            skipped.append(f"{place}: {error}")
+    for path, found in files.items():
+        if isinstance(found, str):
+            ids = _ids("prompt", found, tokenizer, special=True)
+            prompts.append(Prompt(tuple(ids), path.name, kind=path.suffix[1:] or path.stem))
+            continue
+        for line, data in found:
+            place = line if len(files) == 1 else f"{path.name} {line}"
+            try:
+                prompts.append(_prompt(data, place, path.stem, tokenizer))
+            except BadRow as error:
+                skipped.append(f"{place}: {error}")
+    name = next(iter(files)).stem if len(files) == 1 else f"{len(files)} files"
     if not prompts:
         more = f" (and {len(skipped) - 1} more rows cannot be used)" if len(skipped) > 1 else ""
         given = f"{name} has no prompt: {skipped[0]}{more}"
         raise InvalidConfigError("prompts", name, FORMATS, given=given)
     return Workload(name, tuple(prompts), tuple(skipped))
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Say whether a tokenizer, of transformers or of llama.cpp, has a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
 
 
 def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[int]:
@@ -73,7 +88,7 @@ def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[int]
     A tokenizer without a chat template, such as that of the demo pair, gets the contents alone,
     with empty lines between them.
     """
-    if getattr(tokenizer, "chat_template", None) is None:
+    if not has_template(tokenizer):
         text = "\n\n".join(message["content"] for message in messages) + "\n\n"
         return [int(token) for token in tokenizer.encode(text)]
     try:
@@ -82,17 +97,17 @@ def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[int]
         )
     except Exception as error:
         # Templates are programs of others, and raise what they like.
-        raise _BadRow(f"the chat template refuses the messages: {error}") from error
+        raise BadRow(f"the chat template refuses the messages: {error}") from error
     return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
 
 
-def _prompt(line: bytes, name: str, tokenizer: Any) -> Prompt:
+def _prompt(line: bytes, name: str, kind: str, tokenizer: Any) -> Prompt:
     try:
         row = _of(dict, "the row", json.loads(line.decode()))
     except UnicodeDecodeError as error:
-        raise _BadRow("it is not UTF-8 text") from error
+        raise BadRow("it is not UTF-8 text") from error
     except (json.JSONDecodeError, RecursionError) as error:
-        raise _BadRow(f"it is not JSON ({error})") from error
+        raise BadRow(f"it is not JSON ({error})") from error
     row = _of(dict, "body", row.get("body", row))
     if "prompt" in row:
         ids = _ids("prompt", row["prompt"], tokenizer, special=True)
@@ -107,32 +122,32 @@ def _prompt(line: bytes, name: str, tokenizer: Any) -> Prompt:
         turns = _of(list, "turns", row["turns"])
         ids = chat_ids([{"role": "user", "content": _of(str, "turns[0]", turns[0])}], tokenizer)
     else:
-        raise _BadRow(f"no prompt, messages or turns; expected {FORMATS}")
+        raise BadRow(f"no prompt, messages or turns; expected {FORMATS}")
     if not ids:
-        raise _BadRow("the prompt is empty; expected at least one token")
+        raise BadRow("the prompt is empty; expected at least one token")
     max_tokens = row.get("max_completion_tokens", row.get("max_tokens"))
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-        raise _BadRow(f"max_tokens={max_tokens!r} is not allowed: expected an integer >= 1")
+        raise BadRow(f"max_tokens={max_tokens!r} is not allowed: expected an integer >= 1")
     expected = row.get("prediction")
     if isinstance(expected, dict):  # as OpenAI's API has it
         expected = _content(expected)
     if expected is not None:
         expected = tuple(_ids("prediction", expected, tokenizer, special=False))
     category = row.get("category")
-    shown = f"{name} ({category})" if isinstance(category, str) else name
-    return Prompt(tuple(ids), shown, max_tokens, expected)
+    shown, kind = (f"{name} ({category})", category) if isinstance(category, str) else (name, kind)
+    return Prompt(tuple(ids), shown, max_tokens, expected, kind)
 
 
 def _of(kind: type[Any], what: str, value: object) -> Any:
     """Check a value's type; that a list has entries, and that a text is one in UTF-8."""
     if not isinstance(value, kind):
-        raise _BadRow(f"{what} is of type {type(value).__name__}; expected {_NAMES[kind]}")
+        raise BadRow(f"{what} is of type {type(value).__name__}; expected {_NAMES[kind]}")
     if value == []:
-        raise _BadRow(f"{what} is empty; expected at least one entry")
+        raise BadRow(f"{what} is empty; expected at least one entry")
     try:
         return value.encode().decode() if isinstance(value, str) else value
     except UnicodeEncodeError as error:
-        raise _BadRow(f"{what} has half a character (a lone surrogate)") from error
+        raise BadRow(f"{what} has half a character (a lone surrogate)") from error
 
 
 def _ids(what: str, given: object, tokenizer: Any, *, special: bool) -> list[int]:
@@ -143,7 +158,7 @@ def _ids(what: str, given: object, tokenizer: Any, *, special: bool) -> list[int
     for token in given:
         if type(token) is not int or not 0 <= token < len(tokenizer):
             most = len(tokenizer) - 1
-            raise _BadRow(f"{what}: {token!r} is no token id of the vocabulary, 0..{most}")
+            raise BadRow(f"{what}: {token!r} is no token id of the vocabulary, 0..{most}")
     return given
 
 

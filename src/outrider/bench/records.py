@@ -27,6 +27,8 @@ class Prompt:
         name: where it comes from, for messages: "line 3", "heapq.py".
         max_tokens: what a request file asks for; None leaves it to the benchmark.
         prediction: the token ids that the output is expected to be; None expects nothing.
+        kind: of built-in prompts their kind, of others the category of the row, the stem of the
+            file of rows, or the suffix of the file that it is.
     """
 
     token_ids: tuple[int, ...]
@@ -38,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts of one kind; `skipped` says for each prompt that cannot be used, why."""
+    """Prompts of one kind or several; `skipped` says for each that cannot be used, why."""
 
     name: str
     prompts: tuple[Prompt, ...]
@@ -153,6 +155,7 @@ class Measurement:
         prompt_s: for each stretch, the seconds of the target's first forward pass, which prefills
             the prompts.
         tokens: for each stretch, the tokens emitted, counted from ids.
+        prompts: how many different ones the stretches have; 0 if unknown.
         speedup: tokens per second over the baseline's; 1 for the baseline; None where tokens that
             were asked for are missing on either side.
         low, high: its 95% interval over stretches; None with fewer than two different ones.
@@ -171,6 +174,7 @@ class Measurement:
     prompt_s: tuple[float, ...]
     tokens: tuple[int, ...]
     speedup: float | None
+    prompts: int = 0
     low: float | None = None
     high: float | None = None
     identical: int | None = None

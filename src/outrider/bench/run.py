@@ -15,7 +15,7 @@ from ..errors import InvalidConfigError, OutriderError
 from . import peers
 from .environment import environment
 from .options import BenchOptions, Progress, TuneOptions, shape_of, silent
-from .prompt_files import lines_of, parse_lines
+from .prompt_files import read_prompts, workload_of
 from .race import OutriderRunner, Runner, config_of
 from .records import PLAIN, Candidate, Measurement, Results, Workload
 from .trial import Trial, TrialRace, fitting
@@ -108,17 +108,16 @@ def prepared(
     report: Progress,
     runtime: RuntimeName,
 ) -> tuple[Pair, dict[str, Any], Workload | None]:
-    """Load the models, and read the file of prompts, if there is one.
+    """Load the models, and read the files of prompts, if there are any.
 
     Returns:
-        The pair, its names, device and type, and the file's prompts.
+        The pair, its names, device and type, and the prompts of all files.
 
     Raises:
-        InvalidConfigError: the file cannot be used, or a value does not suit the models.
+        InvalidConfigError: a file cannot be used, or a value does not suit the models.
         ModelError: a model cannot be loaded.
     """
-    path = options.prompts
-    lines = () if path is None else lines_of(path)
+    files = {path: read_prompts(path) for path in options.prompts}
     report(0, 1, "loading the models")
     pair = _loaded(options, max_sequences, runtime)
     facts = {
@@ -128,8 +127,7 @@ def prepared(
         "runtime": pair.target.name,
         "dtype": pair.target.precision,
     }
-    workload = None if path is None else parse_lines(lines, path.stem, pair.tokenizer)
-    return pair, facts, workload
+    return pair, facts, workload_of(files, pair.tokenizer) if files else None
 
 
 def _loaded(options: BenchOptions | TuneOptions, max_sequences: int, runtime: RuntimeName) -> Pair:
@@ -225,9 +223,9 @@ def _workloads(options: BenchOptions, pair: Pair, own: Workload | None) -> list[
         ]
     predicted = any(prompt.prediction is not None for prompt in own.prompts)
     if "prediction" in (options.drafters or ()) and not predicted:
-        given = f"{options.prompts} has no row that can be used with a prediction"
+        given = f"{own.name} has no row that can be used with a prediction"
         expected = '"prediction" in its rows'
-        raise InvalidConfigError("prompts", str(options.prompts), expected, given=given)
+        raise InvalidConfigError("prompts", own.name, expected, given=given)
     return [own]
 
 
@@ -236,7 +234,7 @@ def _settings(options: BenchOptions) -> dict[str, Any]:
     made = asdict(options) | {
         "workloads": None if options.prompts else options.chosen_workloads,
         "max_tokens": options.tokens,
-        "prompts": options.prompts and options.prompts.name,
+        "prompts": [path.name for path in options.prompts] or None,
         "gguf": options.gguf and options.gguf.name,
     }
     # Lists, as they are read back from JSON.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from .records import Measurement, Results
+from .speedup import Speedup
 
 HEADINGS = ("candidate", "tokens/s", "speedup", "95% interval", "length", "rate", "same")
 
@@ -24,6 +26,12 @@ NOTE = (
 MOST_DIFFERENCES = 3
 """So many of a measurement's are reported."""
 
+NEAR = 1.25
+"""An interval around 1 whose ends are no further apart says that there is no clear difference."""
+
+BUSY = 0.15
+"""Plain decoding whose speed varies by more, in standard deviations, is on a busy machine."""
+
 _STYLES = {"faster": "green", "slower": "red", "undecided": ""}
 _RANKS = {"faster": 2, "undecided": 1, "slower": 0}
 
@@ -31,9 +39,9 @@ _RANKS = {"faster": 2, "undecided": 1, "slower": 0}
 def rendered(results: Results) -> RenderableType:
     """Lay results out for a terminal: a table, what it means, and what is missing from it."""
     parts: list[RenderableType] = [figures(results)] if results.measurements else []
+    parts.append(Text(f"{NOTE}\n", style="dim"))
     parts += [Text(line, style="bold") for line in verdicts(results)]
-    parts += [Text(line) for line in remarks(results)]
-    return Group(*parts, Text(f"\n{NOTE}", style="dim"))
+    return Group(*parts, *(Text(line) for line in remarks(results)))
 
 
 def figures(results: Results) -> Table:
@@ -118,17 +126,39 @@ def verdicts(results: Results) -> Iterator[str]:
 
 
 def verdict(best: Measurement, members: Sequence[Measurement]) -> str:
-    """Say what a trial comes to, in a clause."""
-    said = f"{best.label} is {best.speedup:.2f}x as fast as plain decoding"
-    if best.outcome == "slower":
-        said = f"turn it off: plain decoding is faster (at best {said})"
-    elif best.outcome == "undecided":
-        said = f"undecided, more prompts may decide (at best {said})"
+    """Say what a trial comes to, in a clause; plain decoding is the first of its members."""
+    said = compared(best.label, Speedup(best.speedup or 0.0, best.low, best.high), members[:1])
     peers = [found for found in members if found.candidate.system != "outrider" and found.speedup]
     ahead = max(peers, key=lambda found: found.speedup or 0.0, default=None)
     if ahead is not None and (ahead.speedup or 0.0) > max(best.speedup or 0.0, 1.0):
         said += f"; {ahead.label}, at {ahead.speedup:.2f}x, is ahead of that"
     return said
+
+
+def compared(label: str, gain: Speedup, plain: Sequence[Measurement]) -> str:
+    """Say how fast a candidate is beside plain decoding, and if nobody can tell, why.
+
+    `plain` has the measurements of plain decoding that `gain` rests on.
+    """
+    low, high = gain.low, gain.high
+    said = f"{label} is {gain.ratio:.2f}x as fast as plain decoding"
+    if low is None or high is None:
+        one = "prompt" if plain[0].batch == 1 else "batch of prompts"
+        return f"one {one} has no interval: on it {said}"
+    if low > 1:
+        return f"{said} (95% interval {low:.2f} to {high:.2f})"
+    if high < 1:
+        return f"turn it off: plain decoding is faster (at best {said})"
+    said = f"{label} is between {low:.2f}x and {high:.2f}x as fast as plain decoding"
+    if high <= NEAR * low:
+        return f"no clear difference: {said}"
+    rates = [np.divide(each.tokens, each.seconds) for each in plain]
+    varied = max(float(each.std(ddof=1) / each.mean()) for each in rates)
+    count = f"{plain[0].prompts} " if plain[0].prompts else ""
+    why = f"the {count}prompts differ too much"
+    if varied > BUSY:
+        why = f"the machine was busy: plain decoding alone varied by {varied:.0%}"
+    return f"cannot tell on this machine: {said}; {why}"
 
 
 def remarks(results: Results) -> Iterator[str]:

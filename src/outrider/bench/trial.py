@@ -182,6 +182,7 @@ class TrialRace:
                 prompt_s=tuple(run.prompt_s for run in own),
                 tokens=tuple(run.tokens for run in own),
                 speedup=None,
+                prompts=min(len(trial.workload.prompts), count * trial.batch),
                 identical=checked.count([]) if checked else None,
                 differences=tuple(each for stretch in checked for each in stretch),
                 lossy=runner.candidate.lossy,

@@ -111,7 +111,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
         config_of(candidate)
     pair, facts, workload = prepared(options, options.batch, report, options.runtime)
     if workload is None:
-        workload = mixed(pair.tokenizer, pair.target.vocab_size, options.max_prompts)
+        workload = mixed(None, pair.tokenizer, pair.target.vocab_size, options.max_prompts)
     # No candidate looks at predictions, and all texts are of one length.
     prompts = tuple(
         replace(each, prediction=None, max_tokens=None)
@@ -128,8 +128,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     except KeyboardInterrupt:
         partial = True
     settings = {name: value for name, value in asdict(options).items() if value is not None}
-    if options.prompts is not None:
-        settings["prompts"] = str(options.prompts)
+    settings["prompts"] = list(map(str, options.prompts))
     found = Recommendation(
         forecasts=tuple(search.forecasts()),
         costs=tuple(search.costs.values()),

@@ -6,8 +6,7 @@ import ast
 import json
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import count as counting
 from itertools import islice, zip_longest
@@ -20,7 +19,7 @@ import numpy as np
 import outrider_demo as demo
 
 from ..errors import InvalidConfigError
-from .prompt_files import chat_ids
+from .prompt_files import BadRow, chat_ids, has_template
 from .records import Prompt, Workload
 
 _FULL = 2000
@@ -32,11 +31,28 @@ _TOKENS = 150
 _STEP = 650
 """Characters between the starts of two passages of a file, at least."""
 
+_ASKED = 500
+"""Characters of code that a user asks to go on with."""
+
+_REQUESTS = {
+    "code": "Here is how a Python file begins. Write the next fifty lines, as code alone.",
+    "editing": "Change the name {0} to new_{0} wherever it occurs in this Python function, and "
+    "write out all of it again. Answer with the code alone.",
+    "json": "Here is how a list of records begins. Write the next twenty, as JSON alone.",
+}
+
 _SYSTEM = "You are a helpful assistant. Answer briefly, and show code where it helps."
 
 
 def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload:
-    """Make prompts of one kind; the same arguments give the same prompts.
+    """Make prompts of one kind; see `mixed`."""
+    return mixed((kind,), tokenizer, vocab_size, count)
+
+
+def mixed(kinds: Sequence[str] | None, tokenizer: Any, vocab_size: int, count: int) -> Workload:
+    """Make prompts of several kinds in turn; the same arguments give the same prompts.
+
+    None stands for editing, code and json, and for chat where the tokenizer has a chat template.
 
     - code: the first 150 tokens of Python files that the demo pair was not trained on, then of
       passages further on in them;
@@ -45,36 +61,48 @@ def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload
     - chat: a conversation, written by the tokenizer's chat template if it has one;
     - random: 150 tokens drawn uniformly, after which nothing can be foreseen.
 
-    The files are those of Python's own library, so they change with its version.
+    Where the tokenizer has a chat template, a user asks for what comes next in the code or the
+    list, and for the whole function with its name changed. The files are those of Python's own
+    library, so they change with its version.
 
     Raises:
-        InvalidConfigError: there are fewer than `count` prompts of the kind.
+        InvalidConfigError: there are fewer than `count` prompts of these kinds.
     """
-    prompts: Iterator[Prompt]
+    kinds = kinds or ("editing", "code", "json", *["chat"] * has_template(tokenizer))
+    rows = zip_longest(*(islice(_prompts(kind, tokenizer, vocab_size), count) for kind in kinds))
+    found = tuple(islice((each for row in rows for each in row if each is not None), count))
+    name = ", ".join(kinds)
+    if len(found) < count:
+        expected = f"at most {len(found)}, which is how many prompts {name} has here"
+        raise InvalidConfigError("prompts_per_workload", count, expected)
+    return Workload(name, found)
+
+
+def _prompts(kind: str, tokenizer: Any, vocab_size: int) -> Iterator[Prompt]:
     if kind == "random":
-        prompts = _random(vocab_size)
+        yield from _random(vocab_size)
     elif kind == "chat":
-        prompts = _chats(tokenizer)
+        yield from _chats(tokenizer)
     else:
         most = _TOKENS if kind == "code" else None
-        prompts = (
-            Prompt(tuple(tokenizer.encode(text)[:most]), name) for name, text in _TEXTS[kind]()
-        )
-    found = tuple(islice(prompts, count))
-    if len(found) < count:
-        expected = f"at most {len(found)}, which is how many prompts {kind} has here"
-        raise InvalidConfigError("prompts_per_workload", count, expected)
-    return Workload(kind, found)
+        for name, text in _TEXTS[kind]():
+            if has_template(tokenizer):
+                asked = [{"role": "user", "content": _request(kind, text)}]
+                ids = chat_ids(asked, tokenizer)
+            else:
+                ids = tokenizer.encode(text)[:most]
+            yield Prompt(tuple(ids), name, kind=kind)
 
 
-def mixed(tokenizer: Any, vocab_size: int, count: int) -> Workload:
-    """Make prompts of several kinds, one of each in turn."""
-    kinds = ("editing", "code", "json")
-    each = [
-        [replace(p, kind=kind) for p in built_in(kind, tokenizer, vocab_size, count).prompts]
-        for kind in kinds
-    ]
-    return Workload("built-in", tuple(p for row in zip(*each, strict=True) for p in row)[:count])
+def _request(kind: str, text: str) -> str:
+    """What a user asks for with such a prompt."""
+    name = ""
+    if kind == "code":
+        text = text[:_ASKED].rpartition("\n")[0]
+    elif kind == "editing":
+        text, _, changed = text.partition("\n\n\ndef new_")
+        name = changed.partition("(")[0]
+    return f"{_REQUESTS[kind].format(name)}\n\n```\n{text}\n```"
 
 
 @cache
@@ -93,7 +121,8 @@ def _held_out() -> dict[str, str]:
 def _random(vocab_size: int) -> Iterator[Prompt]:
     rng = np.random.default_rng(0)
     for index in counting(1):
-        yield Prompt(tuple(rng.integers(1, vocab_size, _TOKENS).tolist()), f"draw {index}")
+        ids = tuple(rng.integers(1, vocab_size, _TOKENS).tolist())
+        yield Prompt(ids, f"draw {index}", kind="random")
 
 
 def _chats(tokenizer: Any) -> Iterator[Prompt]:
@@ -104,7 +133,11 @@ def _chats(tokenizer: Any) -> Iterator[Prompt]:
             {"role": role, "content": content}
             for role, content in zip(roles, (_SYSTEM, *turns), strict=True)
         ]
-        yield Prompt(tuple(chat_ids(messages, tokenizer)), f"conversation {index}")
+        try:
+            ids = chat_ids(messages, tokenizer)
+        except BadRow:
+            ids = chat_ids(messages[1:], tokenizer)  # some templates have no system's messages
+        yield Prompt(tuple(ids), f"conversation {index}", kind="chat")
 
 
 def _code() -> Iterator[tuple[str, str]]:

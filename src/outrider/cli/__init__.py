@@ -79,7 +79,9 @@ def _app() -> App:
 def _default(value: object) -> object:
     """Show a default as it is written on the command line; nothing for off and for none."""
     if isinstance(value, tuple):
-        return ",".join(map(str, value)) or None
+        return ",".join(str(_default(item)) for item in value) or None
+    if isinstance(value, float):
+        return f"{value:g}"
     return None if value is False else value
 
 

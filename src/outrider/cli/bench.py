@@ -29,7 +29,16 @@ further apart than rounding explains: the first such token is named.
 app = App(name="bench", help_epilogue=DETAILS)
 
 OPTIONS = flags_of(
-    BenchOptions, listed(BenchOptions, max_tokens="-m", k="-k", draft="--draft-model")
+    BenchOptions,
+    listed(
+        BenchOptions,
+        max_tokens="-m",
+        k="-k",
+        draft="--draft-model",
+        trees=("--tree-shape", "--trees"),
+        temps=("--temperature", "--temp", "--temps"),
+        batches=("--batch", "--batches"),
+    ),
 )()
 
 Form = Literal["table", "json", "md", "csv"]

@@ -18,7 +18,7 @@ from cyclopts.types import NonNegativeInt
 from .. import __version__
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
-from ..config.validation import real
+from ..config.validation import real, unreadable
 from ..errors import InvalidConfigError, missing
 from .options import Drafting, Models, Output, Setup, choose_method, refuse, titled
 from .signals import terminable
@@ -93,7 +93,7 @@ class What:
             raise InvalidConfigError("samples", self.samples, "an integer >= 100")
         path = Path((self.module or "").rpartition(":")[0])
         if path.suffix == ".py" and not path.is_file():
-            raise InvalidConfigError("--module", self.module, f"a file; there is no {path}")
+            raise unreadable("--module", path, "the file of path.py:Name")
         if self.module is not None and self.tier not in ((), ("exact",)):
             expected = "exact alone with --module; drop one of the two flags"
             raise InvalidConfigError("--tier", ", ".join(self.tier), expected)
@@ -121,11 +121,13 @@ def certify(
     method = choose_method(models, Drafting(), SpeculativeConfig(), "draft_model")
 
     import torch
-    from rich.console import Console
 
     # Small tensors gain nothing from more threads.
     torch.set_num_threads(1)
-    console = Console(stderr=True)
+
+    from .terminal import messages, progress
+
+    console = messages()
     with console.status("loading"), missing("transformers"):
         from ..certify import document
         from ..certify.controls import control_tier
@@ -136,7 +138,6 @@ def certify(
         from ..certify.statistics import statistical_tier
         from .certify_screen import Screen
         from .models import load
-        from .terminal import progress
 
         part = None if what.module is None else load_part(what.module)
     loaded = None
@@ -177,8 +178,10 @@ def certify(
             )
         # The statistical tier runs in this process, while others do the work of the other two.
         for name in sorted(tiers, key=lambda name: name != "statistical"):
-            with progress(console, name) as report:
+            with progress(console, name, logged=False) as report:
                 done[name] = begun[name](report), perf_counter() - start
+            if not console.is_terminal:
+                console.print(f"outrider: {name} tier done after {done[name][1]:.0f} s")
     for name in tiers:
         tier, seconds = done[name]
         found[name] = {"seconds": seconds, **getattr(document, name)(tier)}

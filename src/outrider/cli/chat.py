@@ -60,6 +60,10 @@ def chat(
         system: the system message that begins the conversation.
     """
     setup = Setup.of(models, drafting, speculation, model)
+    if setup.models.target == "demo":
+        expected = "a model that has one: outrider chat MODEL, a folder, a GGUF file or a hub id"
+        given = "the demo pair has no chat template"
+        raise InvalidConfigError("MODEL", "demo", expected, given=given)
     params: SamplingParams = plain(SamplingParams, sampling)
 
     from . import terminal

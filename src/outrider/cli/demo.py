@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from ..bench.options import silent
 from ..config.params import SamplingParams
 from ..errors import InvalidConfigError
 from .flags import COMMAS, flags_of, plain
@@ -82,8 +84,6 @@ def demo(
         raise InvalidConfigError("--method", method, "another method: demo takes no prediction")
     check_trace(trace)
 
-    from rich.console import Console
-
     from outrider_demo import PROMPTS
 
     from ..bench.formats import row
@@ -91,13 +91,19 @@ def demo(
     from ..bench.records import PLAIN, Candidate, Results, Workload
     from ..bench.records import Prompt as BenchPrompt
     from ..bench.trial import Trial, TrialRace
+    from ..bench.workloads import built_in
     from .models import load, traced
     from .race_screen import Screen
+    from .terminal import messages, progress
 
-    texts = PROMPTS if given is None else (given,)
-    console = Console(stderr=True)
+    console = messages()
     loaded = load(setup, console)
     tokenizer = loaded.tokenizer
+    texts = PROMPTS if given is None else (given,)
+    if given is None and setup.models.target == "demo":
+        # It is fast, and its texts differ much: a few of them say little.
+        more = built_in("code", tokenizer, len(tokenizer), 8).prompts
+        texts += tuple(tokenizer.decode(each.token_ids) for each in more)
     settings = loaded.settings(params, config)
     depth = None if config.depth == "adaptive" else config.deepest
     shape = config.tree_shape
@@ -125,9 +131,12 @@ def demo(
 
         if screen is not None:
             screen.title(loaded.facts, config)
-        with console.status("racing") if screen is None else screen.live:
-            for each in temperature:
+        drawn = screen is not None and screen.console.is_terminal
+        steps = nullcontext(silent) if drawn else progress(console, "racing")
+        with nullcontext() if screen is None else screen.live, steps as report:
+            for place, each in enumerate(temperature):
                 trial = Trial(workload=prompts, sampling=replace(params, temperature=each))
+                report(place, len(temperature), trial.label)
                 watch = None if screen is None else partial(screen.draw, trial.label)
                 race = TrialRace(trial, runners, watch)
                 race.run(write)

@@ -1,4 +1,4 @@
-"""Files that commands write, checked before anything is measured, and texts that they read."""
+"""Files that commands write, checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -61,24 +61,5 @@ def _try_writing(flag: str, path: str | Path, folder: Path, what: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        expected = f"{what} to write to ({_why(error)})"
+        expected = f"{what} to write to ({error.strerror or type(error).__name__})"
         raise InvalidConfigError(flag, str(path), expected) from error
-
-
-def read_text(flag: str, path: str) -> str:
-    """Read a UTF-8 file.
-
-    Raises:
-        InvalidConfigError: it cannot be read, or is not UTF-8.
-    """
-    try:
-        return Path(path).read_bytes().decode()
-    except OSError as error:
-        reason = _why(error)
-    except ValueError:
-        reason = "it is not UTF-8 text"
-    raise InvalidConfigError(flag, path, f"a readable UTF-8 text file ({reason})")
-
-
-def _why(error: OSError) -> str:
-    return error.strerror or type(error).__name__

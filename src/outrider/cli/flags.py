@@ -7,6 +7,7 @@ such as short names, and the record itself refuses a bad value.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from cyclopts import (
 )
 from cyclopts.config import Dict, Toml, Yaml
 
+from ..config.validation import unreadable
 from ..errors import InvalidConfigError
 
 HIDDEN = Parameter(parse=False)
@@ -50,20 +52,27 @@ def flags_of(
     of = make_dataclass(record.__name__, made, bases=(record,), kw_only=True, frozen=True)
     # Fields of a class of the standard library's would be no flags.
     of.__module__ = __name__
+    of.__doc__ = re.sub(
+        r"`(\w+)`",
+        lambda name: f"`--{_dashed(name[1])}`" if name[1] in shown else name[0],
+        record.__doc__ or "",
+    )
     return of
 
 
-def listed(record: type, **aliases: str) -> dict[str, Any]:
-    """Show all fields of a record, its tuples with commas between items, under more names too."""
+def listed(record: type, **names: str | tuple[str, ...]) -> dict[str, Any]:
+    """Show all fields of a record, its tuples with commas between items.
+
+    `names` has one more for a field, or all of them.
+    """
     hints = get_type_hints(record)
     found: dict[str, Any] = {}
     for item in fields(record):
-        alias = aliases.get(item.name, ())
-        hint = hints[item.name]
+        name, hint = names.get(item.name), hints[item.name]
         many = any(get_origin(each) is tuple for each in (hint, *get_args(hint)))
-        found[item.name] = (
-            Parameter(alias=alias, converter=split, n_tokens=1) if many else Parameter(alias=alias)
-        )
+        commas: dict[str, Any] = {"converter": split, "n_tokens": 1} if many else {}
+        named = {"name": name} if isinstance(name, tuple) else {"alias": name or ()}
+        found[item.name] = Parameter(**named, **commas)
     return found
 
 
@@ -109,8 +118,7 @@ def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
     try:
         settings = kind(path, must_exist=True).config or {}
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InvalidConfigError("--config", path, f"a readable file ({reason})") from error
+        raise unreadable("--config", path, "a TOML or YAML file", error) from error
     except CycloptsError as error:
         raise InvalidConfigError("--config", path, f"TOML, or YAML as .yaml ({error})") from error
     if commands == ("tune",):

@@ -15,9 +15,8 @@ from cyclopts import App, Parameter, Token
 from ..bench import formats
 from ..config.params import SamplingParams
 from ..config.structured import StructuredOutput
-from ..config.validation import texts
+from ..config.validation import read_text, texts
 from ..errors import InvalidConfigError
-from .files import read_text
 from .flags import flags_of, plain, split
 from .options import (
     SPECULATION,
@@ -160,13 +159,12 @@ def generate(
     _check_prediction(params.prediction, setup.method)
     check_trace(trace)
 
-    from rich.console import Console
-
     from ..engine.decoder import SpeculativeDecoder
     from ..engine.requests import banned
     from .models import load, traced
+    from .terminal import messages
 
-    console = Console(stderr=True)
+    console = messages()
     loaded = load(setup, console)
     params = replace(params, bad_words=banned("--bad-words", bad_words, loaded.tokenizer))
     settings = loaded.settings(params, setup.config)
@@ -228,7 +226,7 @@ def _show(
     for index, events in enumerate(choices if params.logprobs is not None else ()):
         _say("log-probabilities" + (f" of continuation {index + 1}:" if params.n > 1 else ":"))
         _say(*_lines(events, decoder.tokenizer))
-    _say(f"{decoder.metrics}; seed {params.seed}")
+    _say(f"{decoder.metrics}" + ("" if params.greedy else f"; seed {params.seed}"))
 
 
 def _painted(events: Iterable[StreamEvent], colors: bool) -> str:

@@ -13,7 +13,7 @@ from ..bench.options import WITH_MODEL
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
 from .options import Setup
-from .terminal import quiet, said
+from .terminal import messages, quiet, said
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,11 +98,9 @@ def load(setup: Setup, console: Console, **more: Any) -> Loaded:
 
 def load_decoder(setup: Setup, max_sequences: int = 8) -> SpeculativeDecoder:
     """Load the models that the flags name, and make a decoder of them; see `load`."""
-    from rich.console import Console
-
     from ..engine.decoder import SpeculativeDecoder
 
-    loaded = load(setup, Console(stderr=True), max_sequences=max_sequences)
+    loaded = load(setup, messages(), max_sequences=max_sequences)
     return SpeculativeDecoder(
         loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=setup.config
     )

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 from cyclopts.types import PositiveInt
 
-from ..bench.options import WITH_MODEL
+from ..bench.options import WITH_MODEL, shape_of
 from ..config import validation
 from ..config.params import SpeculativeConfig
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
+from ..config.validation import read_text
 from ..errors import EmptyPrefixError, InvalidConfigError
-from .files import check_file, read_text
-from .flags import COMMAS, flags_of, plain
+from .files import check_file
+from .flags import flags_of, plain
 
 Method = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction", "none"]
 
@@ -130,10 +131,19 @@ class Drafting:
     speculative_config: str | None = None
 
 
+def _tree(_kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    return shape_of(",".join(token.value for token in tokens), "tree_shape")
+
+
 def speculation_flags(**defaults: Any) -> Any:
     """Make the flags of `SpeculativeConfig`, with these defaults in place of its own."""
     shown = {item.name: None for item in fields(SpeculativeConfig) if item.name != "draft_params"}
-    own = {"num_speculative_tokens": Parameter(alias="-k"), "tree_shape": COMMAS}
+    own = {
+        "num_speculative_tokens": Parameter(alias="-k"),
+        "tree_shape": Annotated[
+            tuple[Any, ...] | None, Parameter(converter=_tree, n_tokens=1, metavar="2x2x1")
+        ],
+    }
     return flags_of(SpeculativeConfig, {**shown, **own}, defaults)()
 
 

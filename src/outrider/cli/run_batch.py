@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
 
+from ..config.validation import unreadable
 from ..errors import InvalidConfigError, missing
 from .files import check_file
 from .options import Drafting, Models, Setup, Shown, group, titled
@@ -61,24 +62,22 @@ def run_batch(
     setup = Setup.of(models, drafting, speculation, model)
     source, target = Path(input_file), Path(output_file)
     if not source.is_file():
-        raise InvalidConfigError("--input-file", input_file, "an existing file")
+        raise unreadable("--input-file", source, "a file of requests, a line of JSON each")
     if target.resolve() == source.resolve():
         raise InvalidConfigError("--output-file", output_file, "another file than --input-file")
     check_file("--output-file", output_file)
     if actors is not None and not ray:
         raise InvalidConfigError("--actors", actors, "none without --ray")
-    from rich.console import Console
-
     with missing("server"):
-        from ..server.batch import answer_file, in_process, lines_of
+        from ..server.batch import answer_file, counted, in_process
     from .models import load_decoder
-    from .terminal import progress
+    from .terminal import messages, progress
 
-    console = Console(stderr=True)
-    total = sum(1 for _ in lines_of(source))
+    console = messages()
+    total = counted(source)
 
     def report(line: Line, error: str | None) -> None:
-        advance(line.number, total, "")
+        advance(line.number, total, f"{10 * line.number // total}0%")
         if error is not None:
             console.print(error, markup=False)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.color import ColorSystem
@@ -17,11 +18,16 @@ from rich.status import Status
 from rich.style import Style
 from rich.text import Text
 
+from ..bench.options import silent
+
 if TYPE_CHECKING:
     from ..engine.outputs import Origin
 
 WIDTH = 100
 """Columns where there is no terminal."""
+
+PAUSE_S = 2.0
+"""Seconds between two lines about progress where there is no terminal."""
 
 STYLES = {
     "draft": Style(color="green"),
@@ -30,18 +36,26 @@ STYLES = {
 MARKS = {"correction": ("⟨", "⟩"), "bonus": ("«", "»")}
 
 Advance = Callable[[int, int, str], None]
-"""Takes how many steps are done, of how many, and what to say beside them."""
+"""Takes how many steps are done, of how many, and what comes next."""
 
 
 def output(color: str = "auto") -> Console:
-    """Make the console of standard output; "auto" has colours on a terminal without NO_COLOR."""
+    """Make the console of standard output; "auto" has colours on a terminal without NO_COLOR.
+
+    FORCE_COLOR would have rich take a file for a terminal, and draw things anew in it.
+    """
     return Console(
         width=None if sys.stdout.isatty() else WIDTH,
         color_system="standard" if color == "always" else "auto",
-        force_terminal=True if color == "always" else None,
+        force_terminal=None if sys.stdout.isatty() else False,
         no_color={"always": False, "never": True}.get(color),
         highlight=False,
     )
+
+
+def messages() -> Console:
+    """Make the console of standard error."""
+    return Console(stderr=True, force_terminal=None if sys.stderr.isatty() else False)
 
 
 def colored(console: Console) -> bool:
@@ -50,8 +64,11 @@ def colored(console: Console) -> bool:
 
 
 @contextmanager
-def progress(console: Console, name: str) -> Iterator[Advance]:
-    """Show a progress bar where `console` is a terminal, gone at the end; else nothing."""
+def progress(console: Console, name: str, *, logged: bool = True) -> Iterator[Advance]:
+    """Show a progress bar on a terminal, gone at the end; elsewhere lines, if it is `logged`."""
+    if not console.file.isatty():
+        yield _lines(name) if logged else silent
+        return
     columns = (
         TextColumn(name),
         BarColumn(bar_width=24),
@@ -59,15 +76,26 @@ def progress(console: Console, name: str) -> Iterator[Advance]:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
 
         def advance(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
         yield advance
+
+
+def _lines(name: str) -> Advance:
+    """Make what says on standard error which step comes next, seldom enough for a log."""
+    said, last = "", -PAUSE_S
+
+    def advance(done: int, total: int, what: str) -> None:
+        nonlocal said, last
+        if what != said and monotonic() - last >= PAUSE_S:
+            said, last = what, monotonic()
+            print(f"outrider: {name}: {what} ({done} of {total} done)", file=sys.stderr)
+
+    return advance
 
 
 class _Said(logging.Handler):

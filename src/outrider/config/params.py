@@ -87,7 +87,7 @@ class SamplingParams:
         bad_words: token id sequences that are never completed: their last token is forbidden where
             the others came just before.
         allowed_token_ids: the only tokens that may come; one that ends the request has to be among
-            them to come. None allows all.
+            them to come. By default all may.
         min_tokens: no stop token, and no stop string, ends the request before this many tokens;
             unless its form is whole, and nothing but its end may follow.
         logits_processors: called in turn after all of the above and before the temperature. Each is
@@ -107,10 +107,10 @@ class SamplingParams:
             output's tokens, and no part of its text.
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         logprobs: report each token's log-probability under the target's raw logits, and those of
-            this many likeliest tokens, in [0, 20]; None reports none.
+            this many likeliest tokens, in [0, 20]; by default nothing is reported.
         n: how many independent continuations of the prompt to produce, at least 1.
         seed: makes the output repeatable where all else is asked alike, `max_tokens` too, in
-            [0, 2**64); None draws a fresh one, which is reported.
+            [0, 2^64); without one a fresh one is drawn, and reported.
         prediction: what the output is expected to be, text or token ids: a `PredictionDrafter`, by
             itself or in a `HybridDrafter`, drafts from it, and no other drafter looks at it. It
             never changes the distribution of the output.
@@ -172,7 +172,7 @@ class SpeculativeConfig:
 
     Args:
         num_speculative_tokens: the most tokens drafted in a row, at least 0; 0 decodes plainly.
-            None is 4 where the depth is fixed and 16 otherwise.
+            By default 4 where the depth is fixed, and 16 otherwise.
         verification: "block" keeps the most tokens and is "traversal" on trees; "token" is the
             classical rule and is "recursive" on trees; "coupled" draws each position's token from
             noise that the drafter shares, so that a seed's text does not depend on the draft. These
@@ -183,8 +183,8 @@ class SpeculativeConfig:
             for another token to pay by the `cost_ratio`, chains only.
         cost_ratio: what a draft step costs beside a plain forward of the target, a number >= 0.
             Confidence goes by it, and an adaptive depth for a sampled request with a seed, so
-            that its text repeats, and for the others until costs were measured. None is what the
-            drafter says of itself, as an `EarlyExitDrafter` does, or else .125.
+            that its text repeats, and for the others until costs were measured. By default what
+            the drafter says of itself, as one of early exits does, or else .125.
         draft_params: how the draft model's logits become the distributions that it draws from.
             Temperature, filters, penalties and logit_bias take the place of each request's own, and
             bad_words and allowed_token_ids forbid besides what it forbids. None takes the request's
@@ -192,8 +192,8 @@ class SpeculativeConfig:
             structured one in its form, in any case.
         draft_sample_method: "probabilistic" draws from the draft model's own distribution; "greedy"
             proposes its most likely tokens, verified as the point masses that they are.
-        tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1).
-            They are no deeper than that, nor than `num_speculative_tokens`; None drafts chains.
+        tree_shape: draft trees, each node with this many children at each depth, such as 2, 2, 1.
+            They are no deeper than that, nor than `num_speculative_tokens`. By default chains.
         tree_budget: draft trees of this many nodes, grown where the draft model is surest. At most
             `num_speculative_tokens` of them are in a row; not together with `tree_shape`.
         tree_children: what the children of a node are: "greedy" the likeliest tokens and
@@ -202,7 +202,7 @@ class SpeculativeConfig:
         lenience: of "lenient", in (0, 1]: a token is kept with probability min(1, p / (lenience
             q)), so that no token becomes more than 1 / lenience times as likely; 1 is lossless.
         typical_epsilon: of "typical", in (0, 1]: a token is kept if its probability is above the
-            lesser of this and typical_delta * exp(-entropy).
+            lesser of this and `typical_delta` times exp(-entropy).
         typical_delta: see `typical_epsilon`; a number > 0.
         mixture_budget: of "mixture", in [0, 1]: how far, in total variation, the distribution of a
             token may be from the target's; 0 is lossless.

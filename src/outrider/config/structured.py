@@ -34,7 +34,7 @@ class StructuredOutput:
             object, `{}` any value. Properties come in the schema's order. Between tokens of JSON
             there may be a space, or a new line with at most 40 spaces or tabs; the options of
             llguidance in a schema's "x-guidance" take the place of that, such as
-            `{"whitespace_flexible": False}` for none. A keyword that could not be kept to is
+            `{"whitespace_flexible": false}` for none. A keyword that could not be kept to is
             refused. `format` is kept in its syntax: a date may be February 29 of any year. Keys
             that the schema does not name may come twice, and with needless escapes such as
             "\\u0061", even for a key that it names.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import InvalidConfigError
@@ -93,6 +94,28 @@ def text(field: str, value: object, expected: str = "a string", longest: float =
     if len(value) > longest:
         raise InvalidConfigError(field, value, f"at most {longest} characters, not {len(value)}")
     return value
+
+
+def unreadable(
+    field: str, path: str | Path, expected: str, error: OSError | None = None
+) -> InvalidConfigError:
+    """Make the error of a file that cannot be read; without `error` there is none of that name."""
+    why = "there is no such file"
+    if error is not None and not isinstance(error, FileNotFoundError):
+        why = (error.strerror or type(error).__name__).lower()
+    return InvalidConfigError(field, str(path), expected, given=f"cannot read {path}: {why}")
+
+
+def read_text(field: str, path: str | Path) -> str:
+    """Read a UTF-8 file."""
+    expected = "a UTF-8 text file"
+    try:
+        return Path(path).read_bytes().decode()
+    except OSError as error:
+        raise unreadable(field, path, expected, error) from error
+    except ValueError as error:
+        given = f"cannot read {path}: it is not UTF-8 text"
+        raise InvalidConfigError(field, str(path), expected, given=given) from error
 
 
 def texts(

@@ -54,6 +54,19 @@ def lines_of(path: Path) -> Iterator[Line]:
                 yield _line(number, data)
 
 
+def counted(path: Path) -> int:
+    """Count the lines of a batch file, and refuse one in which two have one custom_id."""
+    total, first = 0, dict[str, int]()
+    for line in lines_of(path):
+        total += 1
+        name = line.custom_id
+        if name is not None and first.setdefault(name, line.number) != line.number:
+            given = f"{path}: lines {first[name]} and {line.number} have the custom_id {name!r}"
+            expected = "one of its own for each line"
+            raise InvalidConfigError("--input-file", str(path), expected, given=given)
+    return total
+
+
 def _line(number: int, data: bytes) -> Line:
     try:
         given = json.loads(data)

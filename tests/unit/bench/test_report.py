@@ -78,7 +78,12 @@ def test_a_result_is_rendered_as_one_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("speedup", "headline"), [(0.5, "Turn it off"), (1.05, "Undecided"), (None, "Benchmark of")]
+    ("speedup", "headline"),
+    [
+        (0.5, "Turn it off"),
+        (1.05, "Faster in 0 of 1 trials, nearest in kind"),
+        (None, "Benchmark of"),
+    ],
 )
 def test_the_headline_says_what_to_do(speedup: float | None, headline: str) -> None:
     page = render_report(Results({}, (measured(PLAIN, 1.0), measured(speedup=speedup))))

@@ -36,7 +36,7 @@ def _tiny_models() -> Iterator[None]:
 def _options(folder: Path, **given: Any) -> BenchOptions:
     defaults: dict[str, Any] = {
         "runtimes": ("auto",),
-        "prompts": prompt_file(folder),
+        "prompts": (prompt_file(folder),),
         "drafters": ("draft_model",),
         "k": (3,),
         "max_tokens": 6,
@@ -105,6 +105,7 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
         for each in members:
             assert sum(each.tokens) == 6 * len(each.tokens) * each.batch
             assert each.speedup is not None
+            assert each.prompts == 3
             if each.temperature == 0:
                 assert each.identical == len(each.tokens)
     assert results.missing == ("transformers: not in batches of 2, it decodes one at a time here",)
@@ -170,13 +171,38 @@ def _verdict(*members: Any) -> str:
 
 def test_verdicts_say_what_to_do() -> None:
     hybrid = Candidate("hybrid", "block")
-    fast, slow, vague = measured(), measured(speedup=0.5), measured(speedup=1.05)
-    assert "draft_model k=3 is 2.00x as fast as plain decoding" in _verdict(fast, slow)
+    fast, slow, near = measured(), measured(speedup=0.5), measured(speedup=1.05)
+    said = "draft_model k=3 is 2.00x as fast as plain decoding (95% interval 1.82 to 2.20)"
+    assert said in _verdict(fast, slow)
     assert "turn it off: plain decoding is faster" in _verdict(slow)
-    assert "undecided, more prompts may decide" in _verdict(vague, slow)
+    said = "no clear difference: draft_model k=3 is between 0.95x and 1.16x as fast as plain"
+    assert said in _verdict(near, slow)
     # What is surely faster goes before what is faster, but not surely.
     lucky = measured(hybrid, 3.0, margin=9.0)
     assert "draft_model k=3 is 2.00x" in _verdict(fast, lucky)
+
+
+@pytest.mark.parametrize(
+    ("plain", "why"),
+    [
+        ({"prompts": 2}, "the 2 prompts differ too much"),
+        ({}, "the prompts differ too much"),
+        ({"tokens": (10, 30)}, "the machine was busy: plain decoding alone varied by 28%"),
+    ],
+)
+def test_where_nobody_can_tell_it_is_said_why(plain: dict[str, Any], why: str) -> None:
+    baseline = measured(PLAIN, 1.0, **{"tokens": (10, 20)} | plain)
+    said = next(verdicts(Results({}, (baseline, measured(speedup=1.2, margin=1.5)))))
+    assert "cannot tell on this machine: draft_model k=3 is between 0.80x and 1.80x as" in said
+    assert said.endswith(why)
+
+
+@pytest.mark.parametrize(("batch", "one"), [(1, "prompt"), (2, "batch of prompts")])
+def test_one_prompt_has_no_interval(batch: int, one: str) -> None:
+    given = {"low": None, "high": None, "batch": batch}
+    found = Results({}, (measured(PLAIN, 1.0, **given), measured(**given)))
+    said = next(verdicts(found)).partition(": ")[2]
+    assert said.startswith(f"one {one} has no interval: on it draft_model k=3 is 2.00x as fast")
 
 
 def test_a_faster_peer_is_named() -> None:
@@ -232,8 +258,8 @@ def test_bad_options_are_refused_before_models_are_loaded(
         raise AssertionError("loaded")
 
     monkeypatch.setattr("outrider.bench.run.load", refuse)
-    with pytest.raises(InvalidConfigError, match="readable"):
-        run_bench(_options(tmp_path, prompts=tmp_path / "none"))
+    with pytest.raises(InvalidConfigError, match="there is no such file"):
+        run_bench(_options(tmp_path, prompts=(tmp_path / "none",)))
     with pytest.raises(InvalidConfigError):
         run_bench(_options(tmp_path, verification=("typical",), trees=("2x1",)))
 
@@ -256,7 +282,7 @@ def test_the_environment_names_versions_machine_and_settings_and_no_host(
     found = results.environment
     assert {"torch", "python", "outrider", "threads", "date", "machine", "dtype"} <= set(found)
     assert found["settings"]["max_tokens"] == 6
-    assert found["settings"]["prompts"] == "some.jsonl"
+    assert found["settings"]["prompts"] == ["some.jsonl"]
     assert environment({}, {})["machine"]["cores"] >= 1
 
 

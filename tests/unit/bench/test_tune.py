@@ -31,7 +31,7 @@ def _tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options(folder: Path, **given: Any) -> TuneOptions:
     defaults: dict[str, Any] = {
-        "prompts": prompt_file(folder),
+        "prompts": (prompt_file(folder),),
         "drafters": ("draft_model", "ngram"),
         "depths": (2,),
         "max_tokens": 16,

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.prompt_files import lines_of, parse_lines
+from outrider.bench.prompt_files import read_prompts, workload_of
 from outrider.bench.records import Workload
 from outrider.bench.trial import fitting
-from outrider.bench.workloads import built_in
+from outrider.bench.workloads import built_in, mixed
 from outrider.errors import InvalidConfigError
 
-from ...support.bench import WORKLOAD, Characters
+from ...support.bench import WORKLOAD, Characters, Talking
 from ...support.families import VOCAB
 
 KINDS = ("code", "editing", "json", "chat", "random")
@@ -25,7 +25,7 @@ def _parse(*rows: Any) -> Workload:
         (f"line {number}", row if isinstance(row, bytes) else json.dumps(row).encode())
         for number, row in enumerate(rows, 1)
     ]
-    return parse_lines(lines, "some", Characters())
+    return workload_of({Path("some.jsonl"): lines}, Characters())
 
 
 @pytest.mark.slow
@@ -38,6 +38,33 @@ def test_the_same_arguments_give_the_same_prompts(kind: str) -> None:
     assert len({prompt.name for prompt in found.prompts}) == 5
     for prompt in found.prompts:
         assert all(0 <= token < VOCAB for token in prompt.token_ids)
+
+
+@pytest.mark.parametrize("kind", ["code", "editing", "json"])
+def test_models_that_talk_are_asked(kind: str) -> None:
+    for prompt in built_in(kind, Talking(), VOCAB, 2).prompts:
+        text = Talking().decode(prompt.token_ids)
+        assert text.startswith("<user>")
+        assert text.endswith("```<assistant>")
+        assert "alone." in text
+
+
+def test_a_template_without_a_system_gets_the_rest_of_a_conversation() -> None:
+    text = Talking().decode(built_in("chat", Talking(), VOCAB, 1).prompts[0].token_ids)
+    assert text.startswith("<user>")
+    assert text.count("<assistant>") == 2
+
+
+def test_kinds_are_taken_in_turn() -> None:
+    kinds = [prompt.kind for prompt in mixed(None, Characters(), VOCAB, 5).prompts]
+    assert kinds == ["editing", "code", "json", "editing", "code"]
+    assert mixed(None, Talking(), VOCAB, 4).prompts[3].kind == "chat"
+    # There are eight conversations.
+    found = mixed(("chat", "random"), Characters(), VOCAB, 20).prompts
+    assert [prompt.kind for prompt in found].count("chat") == 8
+    assert [prompt.kind for prompt in found[:2]] == ["chat", "random"]
+    with pytest.raises(InvalidConfigError, match="at most 8"):
+        mixed(("chat",), Characters(), VOCAB, 9)
 
 
 @pytest.mark.parametrize("kind", ["code", "random"])
@@ -113,16 +140,49 @@ def test_a_file_without_a_usable_row_is_refused() -> None:
 
 
 def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="readable"):
-        lines_of(tmp_path / "none")
+    with pytest.raises(InvalidConfigError, match=r"cannot read .*none: there is no such file"):
+        read_prompts(tmp_path / "none")
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(InvalidConfigError, match="no prompt"):
-        lines_of(tmp_path / "empty")
+        read_prompts(tmp_path / "empty")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidConfigError, match="binary: it is not UTF-8 text"):
+        read_prompts(tmp_path / "binary")
 
 
 def test_a_byte_order_mark_and_empty_lines_mean_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b'\xef\xbb\xbf\n{"prompt": [1]}\r\n\n')
-    assert [place for place, _ in lines_of(tmp_path / "file")] == ["line 2"]
+    path = tmp_path / "some.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\n{"prompt": [1]}\r\n\n')
+    assert [
+        prompt.name for prompt in workload_of({path: read_prompts(path)}, Characters()).prompts
+    ] == ["line 2"]
+
+
+def test_rows_and_texts_are_prompts_of_one_workload(tmp_path: Path) -> None:
+    texts = {
+        "a.jsonl": '{"prompt": "x"}\n{}\n{"turns": ["x"], "category": "math"}',
+        "b.json": '{"prompt": "x"}',
+        "c.json": '{\n  "a": 1\n}',
+        "d.py": "def f():\n",
+        "e": "some text",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = workload_of(
+        {tmp_path / name: read_prompts(tmp_path / name) for name in texts}, Characters()
+    )
+    assert found.name == "5 files"
+    assert {prompt.name: prompt.kind for prompt in found.prompts} == {
+        "a.jsonl line 1": "a",
+        "a.jsonl line 3 (math)": "math",
+        "b.json line 1": "b",
+        "c.json": "json",
+        "d.py": "py",
+        "e": "e",
+    }
+    assert found.prompts[-1].token_ids == tuple(Characters().encode("some text"))
+    (skipped,) = found.skipped
+    assert skipped.startswith("a.jsonl line 2: no prompt")
 
 
 def test_prompts_that_do_not_fit_the_context_are_left_out() -> None:

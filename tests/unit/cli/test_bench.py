@@ -22,6 +22,7 @@ from outrider.cli.signals import Terminated
 from tests.support.command import Capture, error_of, printed
 
 Asked = list[Any]
+FILES = (__file__, str(Path(__file__).with_name("conftest.py")))
 
 
 def measurement(drafter: str, **changes: Any) -> Measurement:
@@ -51,9 +52,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
 
         def run(options: BenchOptions, report: Callable[[int, int, str], object]) -> Results:
             asked.append(options)
-            report(0, 1, "something")
             if raised is not None:
                 raise raised
+            report(0, 1, "something")
             return answer
 
         monkeypatch.setattr("outrider.bench.run.run_bench", run)
@@ -79,12 +80,14 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         "exit_layers": ("--exit-layers", "2,4"),
         "verification": ("--verification", "block,token"),
         "k": ("-k", "2,adaptive"),
-        "trees": ("--trees", "2x2x1"),
-        "temps": ("--temps", "0,0.5"),
-        "batches": ("--batches", "1,4"),
+        "trees": ("--tree-shape", "2x2x1,3"),
+        "temps": ("--temperature", "0,0.5"),
+        "batches": ("--batch", "1,4"),
+        "prompts": ("--prompts", ",".join(FILES)),
         "peers": ("--peers", "none"),
     }
-    printed(capsys, "bench", *(each for pair in flags.values() for each in pair))
+    assert main(["bench", *(each for pair in flags.values() for each in pair)]) == 0
+    assert capsys.readouterr().err == "outrider: timing: something (0 of 1 done)\n"
     (options,) = asked
     assert type(options) is BenchOptions
     assert options == BenchOptions(
@@ -96,12 +99,20 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         exit_layers=(2, 4),
         verification=("block", "token"),
         k=(2, "adaptive"),
-        trees=("2x2x1",),
+        trees=("2x2x1", "3"),
         temps=(0.0, 0.5),
         dtype="bfloat16",
         batches=(1, 4),
+        prompts=tuple(map(Path, FILES)),
         peers=("none",),
     )
+
+
+def test_earlier_names_of_flags_are_taken(capsys: Capture, bench: Callable[..., Asked]) -> None:
+    asked = bench()
+    flags = ("--trees", "2x2", "--temps", "0.5", "--batches", "2")
+    assert "1.50x" in printed(capsys, "bench", *flags)
+    assert asked == [BenchOptions(trees=("2x2",), temps=(0.5,), batches=(2,))]
 
 
 def test_every_format_can_be_read(capsys: Capture, bench: Callable[..., Asked]) -> None:

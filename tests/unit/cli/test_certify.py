@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -70,7 +71,12 @@ def test_json_is_one_object_with_everything(capsys: Capture) -> None:
 @pytest.mark.usefixtures("_short")
 def test_the_report_fits_100_columns_and_ends_in_a_verdict(capsys: Capture) -> None:
     assert main(["certify", "--tier", "controls", "--tier", "exact"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert re.fullmatch(
+        r"outrider: exact tier done after \d+ s\noutrider: controls tier done after \d+ s\n",
+        captured.err,
+    )
     assert lines[-1] == "PASS: exact, controls"
     assert max(map(len, lines)) <= 100
     assert any("largest error" in line for line in lines)

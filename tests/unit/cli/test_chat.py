@@ -55,6 +55,12 @@ def test_an_answer_takes_no_more_than_the_context_has_left(
     assert capsys.readouterr().err == ""
 
 
+def test_a_model_is_asked_for(capsys: Capture) -> None:
+    line = error_of(capsys, "chat")
+    assert "the demo pair has no chat template" in line
+    assert "outrider chat MODEL" in line
+
+
 def test_a_model_without_a_template_is_refused(capsys: Capture, target: str) -> None:
     line = error_of(capsys, "chat", target)
     assert "a model with a chat template" in line

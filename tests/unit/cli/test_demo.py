@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.bench.records import Candidate, Measurement
+from outrider.cli import main
 from outrider.cli.race_screen import sameness
 from outrider.engine.trace import read_trace
 from tests.support.command import PROMPT, Capture, document, error_of, printed
@@ -60,9 +61,14 @@ def test_the_screen_ends_with_the_speedup_and_whether_texts_are_equal(
 
 
 def test_colours_take_the_place_of_brackets(capsys: Capture, base: tuple[str, ...]) -> None:
-    text = printed(capsys, *base, "--temp", "0", "--color", "always")
-    assert "\x1b[" in text
-    assert "⟨" not in text
+    assert main([*base, "--temp", "0", "--color", "always"]) == 0
+    captured = capsys.readouterr()
+    assert "\x1b[3" in captured.out
+    assert "⟨" not in captured.out
+    # Nothing is drawn anew, and the log has a line.
+    assert "\x1b[2K" not in captured.out
+    assert captured.out.count("tokens/s ─") == 2
+    assert captured.err == "outrider: racing: demo, temperature 0 (0 of 1 done)\n"
 
 
 @pytest.mark.parametrize("flags", [("--method", "none"), ("-k", "0"), ("--method", "prediction")])

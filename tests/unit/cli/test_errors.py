@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ from tests.support.command import PROMPT, Capture, error_of, printed, save_model
         (("--stop", ""), ("--stop", "none of them empty")),
         (("--stop", "\udc80"), ("--stop", "UTF-8")),
         (("--logprobs", "21"), ("--logprobs", "21", "an integer in [0, 20]")),
-        (("--json-schema", "no.json"), ("--json-schema", "no.json", "a readable UTF-8 text file")),
+        (("--json-schema", "no.json"), ("cannot read no.json: there is no such file",)),
         (("--json-schema", "{x"), ("--json-schema", "{x", "a JSON schema")),
         (("--choice", "a", "--regex", "a"), ("regex and choice", "exactly one of")),
         (("--prompt-lookup-max", "0"), ("--prompt-lookup-max", "0", "> 0")),
@@ -45,13 +46,14 @@ from tests.support.command import PROMPT, Capture, error_of, printed, save_model
         (("--temp",), ("--temp", "requires an argument")),
         (("--seed", "1", "--seed", "2"), ("--seed", "multiple times")),
         (("more",), ("more",)),
-        (("--tree-shape", "2,0"), ("--tree-shape", "(2, 0)", "integers >= 1")),
+        (("--tree-shape", "2,0"), ("--tree-shape", "'2,0'", "such as 2x2x1")),
+        (("--tree-shape", "2x", "--seed", "1"), ("--tree-shape", "'2x'", "such as 2x2x1")),
         (("--tree-shape", "2", "--tree-budget", "3"), ("--tree-budget", "tree_shape")),
-        (("--tree-shape", "50,50,50"), ("--tree-shape", "1024 nodes in all at most")),
+        (("--tree-shape", "50,50,50"), ("--tree-shape", "at most 1024 nodes in all")),
         (("--min-tokens", "9", "-m", "8"), ("--min-tokens", "9", "max_tokens=8")),
         (("--file", "x"), ("--file", "--prompt")),
         (("--speculative-config", "{"), ("--speculative-config", "{", "a JSON object")),
-        (("--config", "/no/file"), ("--config", "/no/file", "a readable file")),
+        (("--config", "/no/file"), ("cannot read /no/file: there is no such file",)),
     ],
 )
 def test_a_bad_flag_is_refused_with_its_value_and_what_is_expected(
@@ -113,7 +115,9 @@ def test_a_prompt_that_is_empty_or_cannot_be_read_is_refused(
     binary.write_bytes(b"\xff\xfe")
     assert f"the file '{empty}' {remedy}" in error_of(capsys, "generate", "-f", str(empty))
     assert "it is not UTF-8 text" in error_of(capsys, "generate", "-f", str(binary))
-    assert "No such file" in error_of(capsys, "generate", "-f", str(tmp_path / "missing"))
+    missing = str(tmp_path / "missing")
+    line = error_of(capsys, "generate", "-f", missing)
+    assert f"cannot read {missing}: there is no such file" in line
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert f"standard input {remedy}" in error_of(capsys, "generate")
     terminal = io.StringIO()
@@ -177,6 +181,14 @@ def test_help_lists_commands_and_the_records_own_words_and_defaults(
     assert "the most tokens to emit, at least 1. [default: 128]" in text
     assert "draft trees of this many nodes" in text
     assert printed(capsys, "--version").startswith("outrider ")
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"tune"}))
+def test_help_is_in_the_words_of_a_command_line(capsys: Capture, name: str) -> None:
+    text = " ".join(printed(capsys, name, "--help").replace("│", "").split())
+    for of_python in ("None", "default: (", "True]", "False]", "2**64", ".0]", "(2, 2, 1)"):
+        assert of_python not in text
+    assert not re.search(r"(num_speculative_tokens|max_tokens|cost_ratio|tree_shape)\b(?!\")", text)
 
 
 def test_help_and_errors_load_no_framework() -> None:

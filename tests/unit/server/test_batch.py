@@ -12,7 +12,7 @@ pytest.importorskip("pydantic", reason="the server extra is not installed")
 
 from outrider import SamplingParams
 from outrider.errors import InvalidConfigError
-from outrider.server.batch import Answered, Line, answer_file, in_process, lines_of
+from outrider.server.batch import Answered, Line, answer_file, counted, in_process, lines_of
 from tests.support.server import toy_decoder
 
 PROMPTS = ["abc", "xyz", "hello", "a", "bcd", "zzz", "q", "what"]
@@ -72,6 +72,14 @@ def test_a_batch_goes_on_where_a_kill_left_it(kept: int, half: bytes, tmp_path: 
     again = target.read_bytes().splitlines(keepends=True)
     assert again[:kept] == whole[:kept]
     assert [choices(each) for each in again] == [choices(each) for each in whole]
+
+
+def test_lines_of_one_name_are_refused(tmp_path: Path) -> None:
+    lines = [line("a", "abc"), "{", "{", line("b", "abc"), line("a", "xyz")]
+    source = written(tmp_path / "in.jsonl", lines)
+    with pytest.raises(InvalidConfigError, match=r"lines 1 and 5 have the custom_id 'a'"):
+        counted(source)
+    assert counted(written(source, lines[:4])) == 4
 
 
 def test_bad_lines_are_answered_with_their_number(tmp_path: Path) -> None:
