@@ -17,7 +17,7 @@ import torch
 
 from .. import __version__
 
-_PACKAGES = ("torch", "transformers", "numpy", "openvino", "llama-cpp-python")
+_PACKAGES = ("torch", "transformers", "numpy", "openvino", "openvino-genai", "llama-cpp-python")
 
 
 def environment(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..config.params import LOSSY, Verification
-from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
+from ..config.sources import Dtype, RuntimeName, Weights, model_source
 from ..config.validation import Check, integer, real
 from ..errors import InvalidConfigError
 
@@ -25,7 +25,7 @@ Drafters = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "pr
 TunedDrafters = Literal["draft_model", "ngram", "suffix", "hybrid"]
 LosslessMethods = Literal["block", "token", "traversal", "recursive", "coupled"]
 Depth = int | Literal["adaptive"]
-Peers = Literal["transformers", "llama.cpp", "none"]
+Peers = Literal["transformers", "llama.cpp", "openvino-genai", "none"]
 Engines = Literal["vllm", "sglang", "llama.cpp", "transformers"]
 
 WITH_MODEL = ("draft_model", "hybrid")
@@ -40,9 +40,11 @@ class _Options:
     """What both commands ask for: models, and a file of prompts."""
 
     target: str = "demo"
-    """The target model: `demo`, a local folder or a hub id."""
+    """The target model: `demo`, a local folder, a GGUF file or a hub id."""
     draft: str | None = None
-    """The draft model: a local folder or a hub id."""
+    """The draft model: a local folder, a GGUF file or a hub id."""
+    runtime: RuntimeName = "auto"
+    """What computes both models."""
     dtype: Dtype | None = None
     """Type of both models' weights (default: as `outrider.load`)."""
     device: str | None = None
@@ -87,21 +89,15 @@ class BenchOptions(_Options):
     repeats: int = 1
     """How often every prompt is decoded."""
     peers: tuple[Peers, ...] = ("transformers",)
-    """Other systems on the same weights, or none; at the depths of -k and by their own heuristic.
-    With peers candidates take turns by whole requests, without them by rounds, which a noisy
-    machine disturbs less."""
-    runtimes: tuple[RuntimeName, ...] | None = None
-    """What computes both models (default: what suits them, then those installed, the latter with
-    the first drafter and the adaptive depth alone); llama_cpp takes --gguf."""
-    gguf: Path | None = None
-    """The target as a GGUF file, for the runtime llama_cpp and the peer llama.cpp."""
+    """Other systems on the same weights, or none, at the depths of -k; llama.cpp and openvino-genai
+    take a GGUF file as the target."""
 
     def __post_init__(self) -> None:
         _check(self, model_source, "target", "draft")
-        _check(self, _there, "prompts", "gguf")
+        _check(self, _there, "prompts")
         _check(self, _count, "prompts_per_workload", "max_tokens", "repeats")
         _check_lists(self, "workloads", "drafters", "verification", "k")
-        _check_lists(self, "temps", "batches", "peers", "runtimes")
+        _check_lists(self, "temps", "batches", "peers")
         _check(self, _count, "exit_layers", "batches")
         _check(self, _depth, "k")
         _check(self, _temperature, "temps")
@@ -116,15 +112,6 @@ class BenchOptions(_Options):
         if "prediction" in drafters and self.prompts is None:
             expected = 'a file of prompts beside it, with "prediction" in its rows'
             raise InvalidConfigError("drafters", "prediction", expected)
-        if self.file is None:
-            for name, given in (("peers", self.peers), ("runtimes", self.runtimes or ())):
-                if llama := {"llama.cpp", "llama_cpp"} & set(given):
-                    raise InvalidConfigError(name, min(llama), "the target as a GGUF file in gguf")
-
-    @property
-    def file(self) -> Path | None:
-        """The target as a GGUF file; None if there is none."""
-        return Path(self.target) if is_gguf(self.target) else self.gguf
 
     @property
     def lossy(self) -> tuple[str, ...]:
@@ -165,8 +152,6 @@ class TuneOptions(_Options):
         InvalidConfigError: a value is out of its range, or two contradict each other.
     """
 
-    runtime: RuntimeName = "auto"
-    """What computes both models."""
     max_prompts: int = 8
     """How many of the prompts are used."""
     drafters: tuple[TunedDrafters, ...] | None = None

@@ -14,7 +14,7 @@ from ..engine.trace import Trace, is_trace, read_trace
 from ..errors import InvalidConfigError
 from . import svg
 from .records import Results
-from .tables import HEADINGS, NOTE, best_of, cells, remarks, verdict, verdicts
+from .tables import HEADINGS, NOTE, cells, remarks, verdicts
 
 MOST_COLUMNS = 120
 """More rounds than that are drawn as means over stretches of them."""
@@ -46,13 +46,14 @@ def read_report(path: Path) -> Trace | Results:
         return Results.from_document(json.loads(path.read_bytes()))
     except OSError as error:
         reason = error.strerror or type(error).__name__
-    except InvalidConfigError as error:
-        if error.field == "trace":
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, InvalidConfigError) and error.field == "trace":
             raise
         reason = str(error)
-    except (RecursionError, ValueError) as error:
-        reason = str(error)
-    expected = f"a trace that --trace wrote, or the result.json of outrider bench ({reason})"
+    expected = (
+        "a trace that --trace wrote, or the result.json of outrider bench; files of "
+        f"python -m benchmarks are read by python -m benchmarks tables ({reason})"
+    )
     raise InvalidConfigError("FILE", str(path), expected)
 
 
@@ -62,7 +63,7 @@ def render_report(found: Trace | Results) -> str:
 
 
 def _bench(results: Results) -> str:
-    parts = [_models(results.environment)]
+    parts = []
     if results.measurements:
         title = "Tokens per second over plain decoding's, with 95% intervals"
         parts += [
@@ -73,7 +74,7 @@ def _bench(results: Results) -> str:
     if notes := list(remarks(results)):
         parts.append(_section("Remarks", _listed(notes)))
     parts.append(_section("Environment", _pairs(results.environment)))
-    return _html(_headline(results), parts)
+    return _html(f"outrider bench: {results.environment.get('target', 'no model')}", parts)
 
 
 def _bars(results: Results) -> Iterable[svg.Bar]:
@@ -86,23 +87,6 @@ def _bars(results: Results) -> Iterable[svg.Bar]:
             low, high = (found.low, found.high) if found.bounded else (None, None)
             kind = "a" if found.candidate.system == "outrider" else "b"
             yield svg.Bar(found.label, found.speedup, low, high, kind)
-
-
-def _headline(results: Results) -> str:
-    """What to do, in a line, by the best candidate of each trial."""
-    bests = map(best_of, results.trials.values())
-    best = [found for found in bests if found is not None]
-    won = [found for found in best if found.outcome == "faster"]
-    if won:
-        top = max(won, key=lambda found: found.speedup or 0.0)
-        return (
-            f"Faster in {len(won)} of {len(best)} trials, most in {top.trial}: {verdict(top, [])}"
-        )
-    if not best:
-        return "Benchmark of speculative decoding"
-    if all(found.outcome == "slower" for found in best):
-        return "Turn it off: plain decoding is faster in every trial"
-    return "Undecided, or slower than plain decoding, in every trial: more prompts may decide"
 
 
 def _figures(results: Results) -> str:
@@ -118,7 +102,7 @@ def _figures(results: Results) -> str:
 
 def _trace(trace: Trace) -> str:
     metrics, records = trace.metrics, trace.records
-    parts = [_models(trace.settings)]
+    parts = []
     if trace.truncated:
         parts.append("<p><strong>The last line was cut short, and is left out.</strong></p>")
     if metrics.draft_rounds:
@@ -167,13 +151,6 @@ def _by_round(
     if most is not None and longest > most:
         title += f"; cut off, the longest is {longest:.0f}"
     return svg.columns(title, means, kinds, most)
-
-
-def _models(facts: Mapping[str, Any]) -> str:
-    """Models and device in a line, as far as they are known."""
-    names = ("target", "draft", "runtime", "device", "dtype", "threads")
-    known = ", ".join(f"{name} {facts[name]}" for name in names if facts.get(name) is not None)
-    return f'<p class="quiet">{escape(known)}</p>'
 
 
 def _section(heading: str, *parts: str) -> str:
