@@ -27,7 +27,7 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:860px;margin:2rem auto;padding
 h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.1rem;margin-top:2rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.25rem .5rem;text-align:right;border-bottom:1px solid var(--line)}
-td:first-child,th:first-child,.pairs td{text-align:left;vertical-align:top}
+td:first-child,th:first-child{text-align:left}
 th[scope=rowgroup]{padding-top:1rem}
 .quiet{color:var(--quiet)}.faster{color:var(--good)}.slower{color:var(--bad)}
 .chart{width:100%;height:auto;margin:1rem 0}.wide{overflow-x:auto}
@@ -73,7 +73,7 @@ def _bench(results: Results) -> str:
         ]
     if notes := list(remarks(results)):
         parts.append(_section("Remarks", _listed(notes)))
-    parts.append(_section("Environment", _pairs(results.environment)))
+    parts.append(_section("Environment", _facts(results.environment)))
     return _html(f"outrider bench: {results.environment.get('target', 'no model')}", parts)
 
 
@@ -130,7 +130,7 @@ def _trace(trace: Trace) -> str:
         ]
         parts.append(_by_round(title, times, "acb", 4 * median(map(sum, times))))
     parts.append(_section("Figures", _listed(str(metrics).splitlines())))
-    parts.append(_section("Settings", _pairs(trace.settings)))
+    parts.append(_section("Settings", _facts(trace.settings)))
     length = metrics.acceptance_length
     headline = "Nothing was drafted" if length is None else f"{length:.2f} tokens a drafting round"
     return _html(f"{headline}, {metrics.emitted:,} tokens in {metrics.rounds:,} rounds", parts)
@@ -161,22 +161,8 @@ def _listed(lines: Iterable[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
-    """The leaves of nested mappings, but for those without a value, with their paths."""
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in _flat(values)
-    )
-    return f'<div class="wide"><table class="pairs">{rows}</table></div>'
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        elif isinstance(value, list | tuple) and value:
-            yield f"{above}{name}", ", ".join(map(str, value))
-        elif value not in (None, [], ()):
-            yield f"{above}{name}", str(value)
+def _facts(values: Mapping[str, Any]) -> str:
+    return f'<pre class="wide">{escape(json.dumps(values, indent=2))}</pre>'
 
 
 def _html(headline: str, parts: Sequence[str]) -> str:

@@ -29,14 +29,11 @@ from .records import Candidate
 _CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 """Assistant settings under which every draft has the same length."""
 
-_PACKAGES = {"llama.cpp": "llama_cpp", "openvino-genai": "openvino_genai"}
-"""Those of the systems that read a GGUF file themselves."""
-
 _OF_TRANSFORMERS = ("transformers", "openvino")
 """Runtimes whose models transformers has loaded."""
 
 
-def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Runner], list[str]]:
+def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Peer], list[str]]:
     """Make the peers ready that can take part, and say why others cannot.
 
     Each decodes plainly, by prompt lookup, and with the draft model if it can. Models of its own
@@ -47,18 +44,25 @@ def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Runne
         pair: the models, as Outrider has loaded them.
         longest: the most tokens of a request, those emitted included.
     """
-    found: list[Runner] = []
+    found: list[Peer] = []
     missing: list[str] = []
     for system in (each for each in options.peers if each != "none"):
         if reason := _obstacle(system, options, pair):
             missing.append(f"{system}: {reason}")
             continue
-        drafts = pair.model_drafter is not None
-        if drafts and (reason := _obstacle_to_drafts(system, options, pair)):
+        target, draft = _models(system, options, pair)
+        if draft is None and pair.model_drafter is not None:
+            reason = "the draft's tokenizer is another, or it reads no such draft"
             missing.append(f"{system} draft_model: {reason}")
-            drafts = False
-        candidates = _candidates(system, options, drafts=drafts)
-        found += [_runner(candidate, options, pair, longest) for candidate in candidates]
+        depths = [depth for depth in options.depths if depth is not None]
+        # Only transformers has a heuristic of its own.
+        drafted = [*depths, None] if system == "transformers" else depths
+        tried = [("none", None), *(("draft_model", depth) for depth in drafted if draft)]
+        tried += [("ngram", depth) for depth in depths]
+        for drafter, depth in tried:
+            candidate = Candidate(drafter, depth=depth, system=system)
+            model = draft if drafter == "draft_model" else None
+            found.append(_KINDS[system](candidate, target, model, longest))
     batches = ", ".join(str(batch) for batch in options.batches if batch > 1)
     if found and batches:
         missing.append(f"peers: not in batches of {batches}, they decode one at a time")
@@ -74,49 +78,41 @@ def _obstacle(system: str, options: BenchOptions, pair: Pair) -> str | None:
         return "here it takes a GGUF file as the target, such as --target model.gguf"
     try:
         with not_installed("llama-cpp" if system == "llama.cpp" else system):
-            import_module(_PACKAGES[system])
+            import_module(system.replace(".", "_").replace("-", "_"))
     except Exception as error:
         # Packages with compiled parts fail as they like.
         return str(error)
     return None
 
 
-def _obstacle_to_drafts(system: str, options: BenchOptions, pair: Pair) -> str | None:
-    """Say why a system cannot draft with the draft model; None if it can."""
-    model = pair.model_drafter
-    if not isinstance(model, ModelDrafter):
-        return "the tokenizers differ"
-    if system == "transformers":
-        loaded = model.model.name in _OF_TRANSFORMERS
-        return None if loaded else "the draft runs on llama.cpp"
-    if system == "openvino-genai":
-        return "it drafts with models that were exported to OpenVINO alone"
-    return None if is_gguf(options.draft or "") else "the draft is no GGUF file"
-
-
-def _candidates(system: str, options: BenchOptions, *, drafts: bool) -> list[Candidate]:
-    depths = [depth for depth in options.depths if depth is not None]
-    # Only transformers has a heuristic of its own.
-    drafted = [*depths, None] if system == "transformers" else depths
-    tried = [("none", None), *(("draft_model", depth) for depth in drafted if drafts)]
-    tried += [("ngram", depth) for depth in depths]
-    return [Candidate(drafter, depth=depth, system=system) for drafter, depth in tried]
-
-
-def _runner(candidate: Candidate, options: BenchOptions, pair: Pair, longest: int) -> Peer:
-    drafts, path = candidate.drafter == "draft_model", model_source("target", options.target)
-    if candidate.system == "llama.cpp":
-        draft = model_source("draft", options.draft) if drafts else None
-        return LlamaCppRunner(candidate, path, draft, longest + (candidate.depth or 0))
-    if candidate.system == "openvino-genai":
-        return GenaiRunner(candidate, path)
+def _models(system: str, options: BenchOptions, pair: Pair) -> tuple[Any, Any]:
+    """Return the target and the draft as a system takes them; None if it cannot use the draft."""
     target: Any = pair.target
-    model: Any = pair.model_drafter
-    return TransformersRunner(candidate, target.hf_model, model.model.hf_model if drafts else None)
+    drafter, draft = pair.model_drafter, None
+    if isinstance(drafter, ModelDrafter):
+        model: Any = drafter.model
+        if system == "transformers" and model.name in _OF_TRANSFORMERS:
+            draft = model.hf_model
+        elif system == "llama.cpp" and options.draft is not None and is_gguf(options.draft):
+            draft = model_source("draft", options.draft)
+    if system == "transformers":
+        return target.hf_model, draft
+    return model_source("target", options.target), draft
 
 
 class Peer(Runner):
-    """Another system: it decodes a request at once, and its failure is a result, not an error."""
+    """Another system: it decodes a request at once, and its failure is a result, not an error.
+
+    Args:
+        candidate: its drafter is "none", "ngram", which is prompt lookup, or "draft_model".
+        target: the model, or the path of its file.
+        draft: what drafts, likewise.
+        longest: the most tokens of a request.
+    """
+
+    def __init__(self, candidate: Candidate, target: Any, draft: Any, longest: int) -> None:
+        self.candidate = candidate
+        self.target, self.draft, self.longest = target, draft, longest
 
     def turns(
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
@@ -137,87 +133,76 @@ class Peer(Runner):
         """Decode a request."""
 
 
-class TransformersRunner(Peer):
-    """A way of calling transformers' `generate`: plainly, with an assistant, or by prompt lookup.
+class TransformersPeer(Peer):
+    """transformers' `generate`, on models that are left as they are."""
 
-    Args:
-        candidate: its drafter is "none", "draft_model" or "ngram".
-        target: a causal language model, which is left as it is.
-        draft: its assistant, likewise.
-    """
-
-    def __init__(self, candidate: Candidate, target: Any, draft: Any = None) -> None:
-        from transformers import GenerationConfig
-
-        from ..runtimes.transformers.twin import sharing
-
-        self.candidate = candidate
-        self._target = sharing(target)
-        self._target.generation_config = GenerationConfig()
-        self._settings: dict[str, Any] = {"pad_token_id": 0}
-        depth = candidate.depth
-        if draft is not None:
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        depth = self.candidate.depth
+        if self.draft is not None:
             # Of an assistant's settings only those of its own config count.
             fixed = {} if depth is None else {"num_assistant_tokens": depth, **_CONSTANT}
-            self._settings["assistant_model"] = assistant = sharing(draft)
-            assistant.generation_config = GenerationConfig(**fixed)
-        elif candidate.drafter == "ngram":
-            self._settings["prompt_lookup_num_tokens"] = depth
+            return {"assistant_model": _with_config(self.draft, **fixed)}
+        return {} if self.candidate.plain else {"prompt_lookup_num_tokens": depth}
 
     def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
         """Decode a request."""
-        settings = self._settings | {"max_new_tokens": asked.max_tokens, "do_sample": False}
-        if asked.temperature > 0:
-            settings |= {"do_sample": True, "temperature": asked.temperature}
-            settings |= {"top_k": 0, "top_p": 1.0}
+        sampled = asked.temperature > 0
+        sampling = {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
+        target = _with_config(self.target)
         torch.manual_seed(seed)
-        with _first_forward(self._target) as first:
+        with _first_forward(target) as marks:
             start = perf_counter()
-            ids = torch.tensor([list(prompt)], device=self._target.device)
-            out = self._target.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+            ids = torch.tensor([list(prompt)], device=target.device)
+            out = target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                pad_token_id=0,
+                max_new_tokens=asked.max_tokens,
+                do_sample=sampled,
+                **sampling,
+                **self._settings,
+            )
             emitted = tuple(out[0, len(prompt) :].tolist())
             total_s = perf_counter() - start
-        return Run(total_s - first[0], first[0], (emitted,))
+        prompt_s = marks[1] - marks[0]
+        return Run(total_s - prompt_s, prompt_s, (emitted,))
+
+
+def _with_config(hf_model: Any, **settings: Any) -> Any:
+    """The same model with a generation config of its own."""
+    from transformers import GenerationConfig
+
+    from ..runtimes.transformers.twin import sharing
+
+    model = sharing(hf_model)
+    model.generation_config = GenerationConfig(**settings)
+    return model
 
 
 @contextmanager
 def _first_forward(model: Any) -> Iterator[list[float]]:
-    """The seconds of a model's first forward pass meanwhile, in a list of one."""
+    """The times at which a model's first forward pass meanwhile begins and ends."""
     marks: list[float] = []
-    seconds: list[float] = []
 
     def mark(*_: Any) -> None:
         if len(marks) < 2:
             if model.device.type == "cuda":
                 torch.cuda.synchronize(model.device)
             marks.append(perf_counter())
-            seconds[:] = [marks[-1] - marks[0]]
 
     with model.register_forward_pre_hook(mark), model.register_forward_hook(mark):
-        yield seconds
+        yield marks
 
 
-class LlamaCppRunner(Peer):
-    """llama-cpp-python on a GGUF file: plainly, by prompt lookup ("ngram"), or with a draft.
-
-    Args:
-        candidate: its drafter is "none", "draft_model" or "ngram".
-        target: the path of the file.
-        draft: the path of the draft model's.
-        longest: the most tokens of a request, those drafted included.
-    """
-
-    def __init__(
-        self, candidate: Candidate, target: str, draft: str | None = None, longest: int = 512
-    ) -> None:
-        self.candidate = candidate
-        self._target, self._draft, self._longest = target, draft, longest
+class LlamaCppPeer(Peer):
+    """llama-cpp-python on GGUF files."""
 
     def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
         """Decode a request, with nothing of earlier ones in the caches."""
-        for llama in self._models:
+        for llama in self._llamas:
             llama.reset()
-        target = self._models[0]
+        target = self._llamas[0]
         target.set_seed(seed)
         start = perf_counter()
         tokens = target.generate(
@@ -229,12 +214,12 @@ class LlamaCppRunner(Peer):
         return Run(perf_counter() - start - prompt_s, prompt_s, (emitted,))
 
     @cached_property
-    def _models(self) -> list[Any]:
-        """The target, and what drafts for it if that is a model."""
+    def _llamas(self) -> list[Any]:
+        """The target, and the draft model if there is one."""
         speculative: Any = import_module("llama_cpp.llama_speculative")
         depth = self.candidate.depth
-        if self._draft is not None:
-            draft = self._llama(self._draft)
+        if self.draft is not None:
+            draft = self._llama(self.draft)
 
             class Greedy(speculative.LlamaDraftModel):
                 def __call__(self, input_ids: Any, /, **_: Any) -> Any:
@@ -242,15 +227,15 @@ class LlamaCppRunner(Peer):
                     tokens = draft.generate(input_ids.tolist(), temp=0.0)
                     return np.fromiter(islice(tokens, depth), np.intc)
 
-            return [self._llama(self._target, Greedy()), draft]
+            return [self._llama(self.target, Greedy()), draft]
         lookup = depth and speculative.LlamaPromptLookupDecoding(num_pred_tokens=depth)
-        return [self._llama(self._target, lookup)]
+        return [self._llama(self.target, lookup)]
 
     def _llama(self, path: str, drafts: Any = None) -> Any:
         threads = torch.get_num_threads()
         return import_module("llama_cpp").Llama(
             path,
-            n_ctx=max(self._longest, 512),
+            n_ctx=self.longest + (self.candidate.depth or 0),
             n_threads=threads,
             n_threads_batch=threads,
             # Its array of logits is too short for drafts otherwise.
@@ -260,12 +245,8 @@ class LlamaCppRunner(Peer):
         )
 
 
-class GenaiRunner(Peer):
-    """OpenVINO GenAI's pipeline on a GGUF file, plainly or by prompt lookup ("ngram")."""
-
-    def __init__(self, candidate: Candidate, target: str) -> None:
-        self.candidate = candidate
-        self._target = target
+class GenaiPeer(Peer):
+    """OpenVINO GenAI's pipeline on a GGUF file."""
 
     def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
         """Decode a request."""
@@ -288,5 +269,12 @@ class GenaiRunner(Peer):
     def _pipeline(self) -> Any:
         lookup = {} if self.candidate.plain else {"prompt_lookup": True}
         return import_module("openvino_genai").LLMPipeline(
-            self._target, "CPU", INFERENCE_NUM_THREADS=torch.get_num_threads(), **lookup
+            self.target, "CPU", INFERENCE_NUM_THREADS=torch.get_num_threads(), **lookup
         )
+
+
+_KINDS: dict[str, type[Peer]] = {
+    "transformers": TransformersPeer,
+    "llama.cpp": LlamaCppPeer,
+    "openvino-genai": GenaiPeer,
+}

@@ -247,13 +247,9 @@ class Results:
         try:
             if found["format"] != FORMAT:
                 raise ValueError(f"its format is {shown(found['format'])}")
-            return Results(
-                environment=dict(found["environment"].items()),
-                measurements=tuple(map(_measurement, found["measurements"])),
-                missing=tuple(found["missing"]),
-                skipped=tuple(found["skipped"]),
-                partial=found["partial"],
-            )
+            kept = _fields(Results, found)
+            kept["measurements"] = tuple(map(_measurement, kept["measurements"]))
+            return Results(**kept)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             expected = f"what outrider bench writes, of format {FORMAT!r} ({reason})"

@@ -59,7 +59,12 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
         )
         drafters = options.chosen_drafters(pair.model_drafter is not None)
         field = [PLAIN, *_candidates(options, drafters)]
-        others, missing = peers.runners(options, pair, _longest(workloads, options.tokens))
+        longest = max(
+            len(prompt.token_ids) + (prompt.max_tokens or options.tokens)
+            for workload in workloads
+            for prompt in workload.prompts
+        )
+        others, missing = peers.runners(options, pair, longest)
         trials = [
             Trial(
                 workload=workload,
@@ -178,12 +183,3 @@ def _workloads(options: BenchOptions, pair: Pair, own: Workload | None) -> list[
         expected = '"prediction" in its rows'
         raise InvalidConfigError("prompts", str(options.prompts), expected, given=given)
     return [own]
-
-
-def _longest(workloads: Sequence[Workload], tokens: int) -> int:
-    """Return the most tokens that a request has, with `tokens` to emit where it does not say."""
-    return max(
-        len(prompt.token_ids) + (prompt.max_tokens or tokens)
-        for workload in workloads
-        for prompt in workload.prompts
-    )

@@ -72,13 +72,12 @@ def test_ours_take_turns_by_rounds_while_a_peer_takes_a_whole_request() -> None:
     turns: list[str] = []
 
     class Whole(Peer):
-        candidate = Candidate("none", system="peer")
-
         def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
             turns.append("peer")
             return Run(9.0, 0.1, ((7,) * asked.max_tokens,))
 
-    runs = race([Scripted("a", turns), Whole(), Scripted("b", turns)], IDS[:1], [_params(4)])
+    peer = Whole(Candidate("none", system="peer"), None, None, 0)
+    runs = race([Scripted("a", turns), peer, Scripted("b", turns)], IDS[:1], [_params(4)])
     assert turns == ["a", "peer", "b", "a", "b"]
     assert [run.tokens for run in runs] == [4, 4, 4]
 
@@ -164,13 +163,8 @@ def test_another_output_than_plain_decodings_is_counted() -> None:
 class Uncertain(Peer):
     """Takes the other token of a near-tie."""
 
-    candidate = Candidate("ngram", "block")
-
-    def __init__(self, tokens: tuple[int, ...]) -> None:
-        self.tokens = tokens
-
     def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
-        return Run(1.0, 0.1, (self.tokens[: asked.max_tokens],))
+        return Run(1.0, 0.1, (self.target[: asked.max_tokens],))
 
 
 @pytest.mark.parametrize(("gap", "tie"), [(1e-13, True), (1e-3, False)])
@@ -180,7 +174,8 @@ def test_a_tie_that_rounding_decides_is_no_error(gap: float, tie: bool) -> None:
     target = TabularModel(lambda _: weights / weights.sum(), 4)
     prompts = Workload("kind", (Prompt((3, 0), "short"),))
     trial = Trial(workload=prompts, sampling=SamplingParams(max_tokens=8, temperature=0))
-    field = [OutriderRunner(target), Uncertain((1, 1, 2, *[1] * 5))]
+    uncertain = Uncertain(Candidate("ngram", "block"), (1, 1, 2, *[1] * 5), None, 0)
+    field = [OutriderRunner(target), uncertain]
     (_, found) = _measured(TrialRace(trial, field))
     (difference,) = found.differences
     assert (difference.position, difference.found, difference.expected) == (2, 2, 1)
@@ -216,12 +211,10 @@ def test_speedups_come_from_seconds_of_the_same_stretches() -> None:
 
 def test_what_fails_is_named_and_the_others_are_measured() -> None:
     class Failing(Peer):
-        candidate = Candidate("none", system="broken")
-
         def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
             raise RuntimeError("no room\nat all")
 
-    failing = Failing()
+    failing = Failing(Candidate("none", system="broken"), None, None, 0)
     trial = TrialRace(_trial(), [Scripted("plain", []), failing])
     trial.run()
     assert trial.failed == {failing: "RuntimeError: no room at all"}
@@ -363,7 +356,7 @@ def test_openvino_genai_decodes_the_target_file(
     monkeypatch.setattr(Pipeline, "made", [])
     options = BenchOptions(target=files[0], draft=files[1], peers=("openvino-genai",), k=(3,))
     peers, (why,) = runners(options, pair(), 20)
-    assert "openvino-genai draft_model: it drafts with models" in why
+    assert why.startswith("openvino-genai draft_model: ")
     runs = race(peers, IDS[:1], [_params(5, 0.8)], seed=2)
     assert [run.token_ids for run in runs] == [((0, 1, 2, 3, 4),)] * 2
     assert [run.prompt_s for run in runs] == [0.01, 0.01]
@@ -392,7 +385,7 @@ def test_peers_that_cannot_take_part_say_why(
     (why,) = said(pair(), peers=("llama.cpp",))
     assert why == "llama.cpp: here it takes a GGUF file as the target, such as --target model.gguf"
     (why,) = said(pair(), target=files[0], peers=("llama.cpp",))
-    assert why == "llama.cpp draft_model: the draft is no GGUF file"
+    assert why.startswith("llama.cpp draft_model: the draft's tokenizer is another, or")
     monkeypatch.setitem(sys.modules, "openvino_genai", None)
     (why,) = said(pair(), target=files[0], peers=("openvino-genai",))
     assert "pip install 'outrider[openvino-genai]'" in why
