@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from itertools import product
+from dataclasses import asdict
+from functools import partial
+from itertools import count, product
 from typing import Any
 
 from .. import Pair, SamplingParams, load
@@ -38,62 +39,54 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     """
     for candidate in _candidates(options, options.drafters or ("draft_model",)):
         config_of(candidate)
-    results = Results({}, ())
+    pair, facts, own = prepared(options, max(options.batches), report, options.runtime)
+    workloads = [
+        fitting(workload, options.tokens, room_of(pair))
+        for workload in _workloads(options, pair, own)
+    ]
+    trials = [
+        Trial(
+            workload=workload,
+            sampling=SamplingParams(max_tokens=options.tokens, temperature=temperature),
+            batch=batch,
+            repeats=options.repeats,
+        )
+        for workload, temperature, batch in product(workloads, options.temps, options.batches)
+    ]
+    field = [PLAIN, *_candidates(options, options.chosen_drafters(pair.model_drafter is not None))]
+    others, missing = peers.runners(options, pair, max(trial.longest for trial in trials))
     measured: list[Measurement] = []
-    missing: list[str] = []
+    done, total = count(), sum(len(trial.stretches) * trial.repeats for trial in trials)
+    interrupted = False
+
+    def step(what: str) -> None:
+        report(next(done), total, what)
+
     try:
-        pair, facts, own = prepared(options, max(options.batches), report, options.runtime)
-        workloads = [
-            fitting(workload, options.tokens, room_of(pair))
-            for workload in _workloads(options, pair, own)
-        ]
-        settings = asdict(options) | {
-            "workloads": tuple(workload.name for workload in workloads),
-            "max_tokens": options.tokens,
-            "prompts": options.prompts and options.prompts.name,
-        }
-        results = Results(
-            environment=environment(facts, settings),
-            measurements=(),
-            skipped=tuple(each for workload in workloads for each in workload.skipped),
-        )
-        drafters = options.chosen_drafters(pair.model_drafter is not None)
-        field = [PLAIN, *_candidates(options, drafters)]
-        longest = max(
-            len(prompt.token_ids) + (prompt.max_tokens or options.tokens)
-            for workload in workloads
-            for prompt in workload.prompts
-        )
-        others, missing = peers.runners(options, pair, longest)
-        trials = [
-            Trial(
-                workload=workload,
-                sampling=SamplingParams(max_tokens=options.tokens, temperature=temperature),
-                batch=batch,
-                repeats=options.repeats,
-            )
-            for workload, temperature, batch in product(workloads, options.temps, options.batches)
-        ]
-        done, total = 0, sum(len(trial.stretches) * trial.repeats for trial in trials)
+        step(trials[0].label)
         for trial in trials:
-            report(done, total, trial.label)
             ours = [OutriderRunner.of(candidate, pair, trial.batch) for candidate in field]
             race = TrialRace(trial, [*ours, *(others if trial.batch == 1 else ())])
-
-            def step(what: str = trial.label) -> None:
-                nonlocal done
-                done += 1
-                report(done, total, what)
-
             try:
-                race.run(step)
+                race.run(partial(step, trial.label))
             finally:
                 measured += race.measurements()
                 missing += [f"{each.candidate.label}: {why}" for each, why in race.failed.items()]
                 others = [each for each in others if each not in race.failed]
     except KeyboardInterrupt:
-        results = replace(results, partial=True)
-    return replace(results, measurements=tuple(measured), missing=tuple(missing))
+        interrupted = True
+    settings = asdict(options) | {
+        "workloads": tuple(workload.name for workload in workloads),
+        "max_tokens": options.tokens,
+        "prompts": options.prompts and options.prompts.name,
+    }
+    return Results(
+        environment=environment(facts, settings),
+        measurements=tuple(measured),
+        missing=tuple(missing),
+        skipped=tuple(each for workload in workloads for each in workload.skipped),
+        partial=interrupted,
+    )
 
 
 def prepared(

@@ -54,6 +54,14 @@ class Trial:
             for first in range(0, self.batch * ceil(len(prompts) / self.batch), self.batch)
         ]
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a request, those emitted included."""
+        most = self.sampling.max_tokens
+        return max(
+            len(each.token_ids) + (each.max_tokens or most) for each in self.workload.prompts
+        )
+
     def params(self, prompts: Sequence[Prompt]) -> list[SamplingParams]:
         """Return the parameters of each request of a stretch."""
         return [
