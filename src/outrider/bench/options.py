@@ -89,8 +89,8 @@ class BenchOptions(_Options):
     repeats: int = 1
     """How often every prompt is decoded."""
     peers: tuple[Peers, ...] = ("transformers",)
-    """Other systems on the same weights, or none, at the depths of -k; llama.cpp and openvino-genai
-    take a GGUF file as the target."""
+    """Other systems on the same weights, or none, at the fixed depths of -k, else 4; llama.cpp and
+    openvino-genai take a GGUF file as the target."""
 
     def __post_init__(self) -> None:
         _check(self, model_source, "target", "draft")

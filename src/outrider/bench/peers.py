@@ -29,6 +29,9 @@ from .records import Candidate
 _CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 """Assistant settings under which every draft has the same length."""
 
+USUAL_DEPTH = 4
+"""Where only the adaptive depth is asked for, which is Outrider's."""
+
 _OF_TRANSFORMERS = ("transformers", "openvino")
 """Runtimes whose models transformers has loaded."""
 
@@ -54,9 +57,10 @@ def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Peer]
         if draft is None and pair.model_drafter is not None:
             reason = "the draft's tokenizer is another, or it reads no such draft"
             missing.append(f"{system} draft_model: {reason}")
-        depths = [depth for depth in options.depths if depth is not None]
+        fixed = [depth for depth in options.depths if depth is not None]
+        depths = fixed or [USUAL_DEPTH]
         # Only transformers has a heuristic of its own.
-        drafted = [*depths, None] if system == "transformers" else depths
+        drafted = [*fixed, None] if system == "transformers" else depths
         tried = [("none", None), *(("draft_model", depth) for depth in drafted if draft)]
         tried += [("ngram", depth) for depth in depths]
         for drafter, depth in tried:

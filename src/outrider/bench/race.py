@@ -121,14 +121,12 @@ class OutriderRunner(Runner):
                 part.reset()
         self.events.clear()
         self.records.clear()
-        start = perf_counter()
+        seconds, start = 0.0, perf_counter()
         # A stream is a generator; closing it frees what the models hold.
         stream = cast(
             Generator[StreamEvent], self.decoder.stream(list(map(list, prompts)), list(params))
         )
-        seconds = perf_counter() - start
         with closing(stream):
-            start = perf_counter()
             # The first event of a round carries it out, the others are ready by then.
             for event in stream:
                 self.events.append(event)

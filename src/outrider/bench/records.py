@@ -212,7 +212,7 @@ class Results:
     """All that a run of `outrider bench` measured.
 
     Attributes:
-        environment: versions, commit, machine, models and settings, as JSON takes them.
+        environment: versions, machine, models and settings, as JSON takes them.
         measurements: of every candidate in every trial, the baseline of a trial first.
         missing: candidates that could not take part, and why.
         skipped: prompts that were left out, and why.
@@ -251,9 +251,9 @@ class Results:
             kept["measurements"] = tuple(map(_measurement, kept["measurements"]))
             return Results(**kept)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            expected = f"what outrider bench writes, of format {FORMAT!r} ({reason})"
-            raise InvalidConfigError("results", found, expected) from error
+            given = f"no results ({type(error).__name__}: {error})"
+            expected = f"what outrider bench writes, of format {FORMAT!r}"
+            raise InvalidConfigError("results", found, expected, given=given) from error
 
 
 def _measurement(found: dict[str, Any]) -> Measurement:

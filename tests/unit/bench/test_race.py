@@ -99,8 +99,8 @@ def test_tokens_are_those_of_generate_and_every_round_is_timed(
     for runner, run, turns in zip(field, runs, rounds, strict=True):
         assert list(run.token_ids) == expected
         assert run.tokens == sum(each.max_tokens for each in params)
-        # The clock goes on by one whenever it is asked: at the ends of the start and each round.
-        assert run.seconds == pytest.approx(1 + turns - run.prompt_s)
+        # The clock goes on by one whenever it is asked: at the ends of each round.
+        assert run.seconds == pytest.approx(turns - run.prompt_s)
         assert runner.decoder.metrics.emitted >= run.tokens
     assert rounds[0] == 9
     assert rounds[1] < 9
@@ -265,6 +265,12 @@ def test_transformers_races_on_the_same_weights(temperature: float) -> None:
         assert each.identical == (3 if temperature == 0 else None)
         assert all(seconds > 0 for seconds in (*each.seconds, *each.prompt_s))
     assert given.target.hf_model.generation_config is config
+
+
+def test_peers_have_a_depth_where_only_the_adaptive_one_is_asked_for() -> None:
+    peers, _ = runners(BenchOptions(quick=True), pair(), 20)
+    labels = [each.candidate.label.removeprefix("transformers ") for each in peers]
+    assert labels == ["plain", "draft_model adaptive", "ngram k=4"]
 
 
 def _installed(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
