@@ -54,15 +54,17 @@ def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Peer]
             missing.append(f"{system}: {reason}")
             continue
         target, draft = _models(system, options, pair)
-        if draft is None and pair.model_drafter is not None:
-            reason = "the draft's tokenizer is another, or it reads no such draft"
-            missing.append(f"{system} draft_model: {reason}")
         fixed = [depth for depth in options.depths if depth is not None]
         depths = fixed or [USUAL_DEPTH]
-        # Only transformers has a heuristic of its own.
-        drafted = [*fixed, None] if system == "transformers" else depths
-        tried = [("none", None), *(("draft_model", depth) for depth in drafted if draft)]
+        tried: list[tuple[str, int | None]] = [("none", None)]
         tried += [("ngram", depth) for depth in depths]
+        if draft is not None:
+            # Only transformers has a heuristic of its own.
+            drafted = [*fixed, None] if system == "transformers" else depths
+            tried += [("draft_model", depth) for depth in drafted]
+        elif pair.model_drafter is not None:
+            reason = "the draft's tokenizer is another, or it reads no such draft"
+            missing.append(f"{system} draft_model: {reason}")
         for drafter, depth in tried:
             candidate = Candidate(drafter, depth=depth, system=system)
             model = draft if drafter == "draft_model" else None

@@ -253,9 +253,9 @@ def test_transformers_races_on_the_same_weights(temperature: float) -> None:
     assert missing == []
     assert labels == [
         "transformers plain",
+        "transformers ngram k=3",
         "transformers draft_model k=3",
         "transformers draft_model adaptive",
-        "transformers ngram k=3",
     ]
     trial = TrialRace(_trial(temperature), [OutriderRunner.of(PLAIN, given, 1), *peers])
     trial.run()
@@ -270,7 +270,7 @@ def test_transformers_races_on_the_same_weights(temperature: float) -> None:
 def test_peers_have_a_depth_where_only_the_adaptive_one_is_asked_for() -> None:
     peers, _ = runners(BenchOptions(quick=True), pair(), 20)
     labels = [each.candidate.label.removeprefix("transformers ") for each in peers]
-    assert labels == ["plain", "draft_model adaptive", "ngram k=4"]
+    assert labels == ["plain", "ngram k=4", "draft_model adaptive"]
 
 
 def _installed(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
@@ -322,13 +322,13 @@ def test_llama_cpp_decodes_the_target_file(llamas: list[Llama], files: tuple[str
     options = BenchOptions(target=files[0], draft=files[1], peers=("llama.cpp",), k=(3, "adaptive"))
     peers, missing = runners(options, pair(), 600)
     assert missing == []
-    labels = [f"llama.cpp {kind}" for kind in ("plain", "draft_model k=3", "ngram k=3")]
+    labels = [f"llama.cpp {kind}" for kind in ("plain", "ngram k=3", "draft_model k=3")]
     assert [each.candidate.label for each in peers] == labels
     assert llamas == []
     runs = race(peers, IDS[:1], [_params(5)], seed=3)
     assert {run.token_ids for run in runs} == {((0, 1, 2, 3, 4),)}
-    assert [each.path for each in llamas] == [files[0], files[1], files[0], files[0]]
-    plain, draft, drafting, lookup = llamas
+    assert [each.path for each in llamas] == [files[0], files[0], files[1], files[0]]
+    plain, lookup, draft, drafting = llamas
     assert plain.calls == ["reset", 3, (list(IDS[0]), 0.0)]
     assert (plain.settings["n_ctx"], lookup.settings["n_ctx"]) == (600, 603)
     assert lookup.settings["draft_model"] == {"num_pred_tokens": 3}

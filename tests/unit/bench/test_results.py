@@ -60,7 +60,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Results) -> None:
     own = ["plain", "draft_model k=3", "suffix k=3", "ngram k=3"]
     trees = ["draft_model tree 2x1", "suffix tree 2x1"]
-    kinds = ("plain", "draft_model k=3", "draft_model adaptive", "ngram k=3")
+    kinds = ("plain", "ngram k=3", "draft_model k=3", "draft_model adaptive")
     peers = [f"transformers {name}" for name in kinds]
     assert [trial.split(",")[1:] for trial in results.trials] == [
         [f" temperature {temperature}", *batch]
