@@ -82,8 +82,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 sys.exit(f"{name}: {error}")
         console.print(_table(name, report))
         console.print(f"[dim]{report.note}[/dim]\n", soft_wrap=True)
+        facts = environment({"device": "cpu"}, vars(asked) | {"names": [name]})
         made = {
-            "environment": environment({"device": "cpu"}, vars(asked) | {"names": [name]}),
+            "environment": facts | {"commit": results.commit()},
             "seconds": round(perf_counter() - start, 1),
             "note": report.note,
             "rows": report.rows,

@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,20 @@ def machine_slug(found: Mapping[str, Any]) -> str:
         model = re.sub(r"\(.*?\)|CPU.*|@.*|\d+-Core.*|Processor.*", " ", str(found["cpu"]))
         text = f"{model} {found['cores']} cores"
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def commit() -> str | None:
+    """Name the git commit of the source, and "-dirty" if it was changed since; None if unknown."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=10, check=True
+        )
+        return found.stdout.strip() or None
+    return None
 
 
 def save(name: str, found: dict[str, Any], folder: Path | None = None) -> Path:

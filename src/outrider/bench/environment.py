@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +16,7 @@ import torch
 
 from .. import __version__
 
-_PACKAGES = ("torch", "transformers", "numpy", "openvino", "llama-cpp-python")
+_PACKAGES = ("torch", "transformers", "numpy", "openvino", "openvino-genai", "llama-cpp-python")
 
 
 def environment(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +33,6 @@ def environment(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
         **models,
         "threads": torch.get_num_threads(),
         "outrider": __version__,
-        "commit": commit(),
         "python": platform.python_version(),
         **packages,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -54,20 +52,6 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     if device.startswith("cuda"):
         found["gpu"] = torch.cuda.get_device_name(torch.device(device))
     return found
-
-
-def commit() -> str | None:
-    """Name the git commit of the source, and "-dirty" if it was changed since; None if unknown."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    with suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(
-            command, cwd=root, capture_output=True, text=True, timeout=10, check=True
-        )
-        return found.stdout.strip() or None
-    return None
 
 
 def _processor() -> str:

@@ -49,7 +49,6 @@ def row(found: Measurement) -> dict[str, Any]:
     return {
         "candidate": candidate.label,
         "system": candidate.system,
-        "runtime": candidate.runtime,
         "drafter": candidate.drafter,
         "exit_layers": candidate.exit_layers,
         "verification": candidate.verification,
@@ -68,10 +67,9 @@ def row(found: Measurement) -> dict[str, Any]:
         "speedup_high": found.high,
         "identical": found.identical,
         "stretches": len(found.tokens),
-        "partial": found.partial,
         **speculation(found.metrics),
         **timing(found.metrics),
-        "lossy": found.lossy,
+        "lossy": candidate.lossy,
     }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..config.params import LOSSY, Verification
-from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
+from ..config.sources import Dtype, RuntimeName, Weights, model_source
 from ..config.validation import Check, integer, real, unreadable
 from ..errors import InvalidConfigError
 
@@ -24,7 +24,7 @@ Workloads = Literal["code", "editing", "json", "chat", "random"]
 Drafters = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction"]
 TunedDrafters = Literal["draft_model", "ngram", "suffix", "hybrid"]
 Depth = int | Literal["adaptive"]
-Peers = Literal["transformers", "llama.cpp", "none"]
+Peers = Literal["transformers", "llama.cpp", "openvino-genai", "none"]
 Engines = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"]
 
 WITH_MODEL = ("draft_model", "hybrid")
@@ -39,9 +39,11 @@ class _Options:
     """What both commands ask for: models, and files of prompts."""
 
     target: str = "demo"
-    """The target model: `demo`, a local folder or a hub id."""
+    """The target model: `demo`, a local folder, a GGUF file or a hub id."""
     draft: str | None = None
-    """The draft model: a local folder or a hub id."""
+    """The draft model: a local folder, a GGUF file or a hub id."""
+    runtime: RuntimeName = "auto"
+    """What computes both models."""
     dtype: Dtype | None = None
     """Type of both models' weights (default: as `outrider.load`)."""
     device: str | None = None
@@ -86,21 +88,15 @@ class BenchOptions(_Options):
     repeats: int = 1
     """How often every prompt is decoded."""
     peers: tuple[Peers, ...] = ("transformers",)
-    """Other systems on the same weights, or none; at the depths of -k and by their own heuristic.
-    With peers candidates take turns by whole requests, without them by rounds, which a noisy
-    machine disturbs less."""
-    runtimes: tuple[RuntimeName, ...] | None = None
-    """What computes both models (default: what suits them, then those installed, the latter with
-    the first drafter and the adaptive depth alone); llama_cpp takes --gguf."""
-    gguf: Path | None = None
-    """The target as a GGUF file, for the runtime llama_cpp and the peer llama.cpp."""
+    """Other systems on the same weights, or none, at the fixed depths of -k, else 4; llama.cpp and
+    openvino-genai take a GGUF file as the target."""
 
     def __post_init__(self) -> None:
         _check(self, model_source, "target", "draft")
-        _check(self, _there, "prompts", "gguf")
+        _check(self, _there, "prompts")
         _check(self, _count, "prompts_per_workload", "max_tokens", "repeats")
         _check_lists(self, "workloads", "drafters", "verification", "k")
-        _check_lists(self, "temps", "batches", "peers", "runtimes")
+        _check_lists(self, "temps", "batches", "peers")
         _check(self, _count, "exit_layers", "batches")
         _check(self, _depth, "k")
         _check(self, _temperature, "temps")
@@ -115,15 +111,6 @@ class BenchOptions(_Options):
         if "prediction" in drafters and not self.prompts:
             expected = 'a file of prompts beside it, with "prediction" in its rows'
             raise InvalidConfigError("drafters", "prediction", expected)
-        if self.file is None:
-            for name, given in (("peers", self.peers), ("runtimes", self.runtimes or ())):
-                if llama := {"llama.cpp", "llama_cpp"} & set(given):
-                    raise InvalidConfigError(name, min(llama), "the target as a GGUF file in gguf")
-
-    @property
-    def file(self) -> Path | None:
-        """The target as a GGUF file; None if there is none."""
-        return Path(self.target) if is_gguf(self.target) else self.gguf
 
     @property
     def lossy(self) -> tuple[str, ...]:
@@ -164,8 +151,6 @@ class TuneOptions(_Options):
         InvalidConfigError: a value is out of its range, or two contradict each other.
     """
 
-    runtime: RuntimeName = "auto"
-    """What computes both models."""
     budget: float = 180.0
     """Seconds that it may take, loading apart."""
     max_prompts: int = 8

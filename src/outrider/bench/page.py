@@ -15,7 +15,7 @@ from ..engine.trace import Trace, is_trace, read_trace
 from ..errors import InvalidConfigError
 from . import svg
 from .records import Results
-from .tables import HEADINGS, NOTE, best_of, cells, remarks, verdict, verdicts
+from .tables import HEADINGS, NOTE, cells, remarks, verdicts
 
 MOST_COLUMNS = 120
 """More rounds than that are drawn as means over stretches of them."""
@@ -28,7 +28,7 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:860px;margin:2rem auto;padding
 h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.1rem;margin-top:2rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.25rem .5rem;text-align:right;border-bottom:1px solid var(--line)}
-td:first-child,th:first-child,.pairs td{text-align:left;vertical-align:top}
+td:first-child,th:first-child{text-align:left}
 th[scope=rowgroup]{padding-top:1rem}
 .quiet{color:var(--quiet)}.faster{color:var(--good)}.slower{color:var(--bad)}
 .chart{width:100%;height:auto;margin:1rem 0}.wide{overflow-x:auto}
@@ -48,13 +48,12 @@ def read_report(path: Path) -> Trace | Results:
         return Results.from_document(json.loads(path.read_bytes()))
     except OSError as error:
         raise unreadable("FILE", path, expected, error) from error
-    except InvalidConfigError as error:
-        if error.field == "trace":
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, InvalidConfigError) and error.field == "trace":
             raise
         reason = str(error)
-    except (RecursionError, ValueError) as error:
-        reason = str(error)
-    raise InvalidConfigError("FILE", str(path), f"{expected} ({reason})")
+    hint = "files of python -m benchmarks are read by python -m benchmarks tables"
+    raise InvalidConfigError("FILE", str(path), f"{expected}; {hint} ({reason})")
 
 
 def render_report(found: Trace | Results) -> str:
@@ -63,7 +62,7 @@ def render_report(found: Trace | Results) -> str:
 
 
 def _bench(results: Results) -> str:
-    parts = [_models(results.environment)]
+    parts = []
     if results.measurements:
         title = "Tokens per second over plain decoding's, with 95% intervals"
         parts += [
@@ -73,8 +72,8 @@ def _bench(results: Results) -> str:
         ]
     if notes := list(remarks(results)):
         parts.append(_section("Remarks", _listed(notes)))
-    parts.append(_section("Environment", _pairs(results.environment)))
-    return _html(_headline(results), parts)
+    parts.append(_section("Environment", _facts(results.environment)))
+    return _html(f"outrider bench: {results.environment.get('target', 'no model')}", parts)
 
 
 def _bars(results: Results) -> Iterable[svg.Bar]:
@@ -87,22 +86,6 @@ def _bars(results: Results) -> Iterable[svg.Bar]:
             low, high = (found.low, found.high) if found.bounded else (None, None)
             kind = "a" if found.candidate.system == "outrider" else "b"
             yield svg.Bar(found.label, found.speedup, low, high, kind)
-
-
-def _headline(results: Results) -> str:
-    """What to do, in a line, by the best candidate of each trial."""
-    bests = map(best_of, results.trials.values())
-    best = [found for found in bests if found is not None]
-    if not best:
-        return "Benchmark of speculative decoding"
-    if all(found.outcome == "slower" for found in best):
-        return "Turn it off: plain decoding is faster in every trial"
-    top = best_of(best)
-    assert top is not None
-    said = verdict(top, results.trials[top.trial][:1])
-    won = sum(found.outcome == "faster" for found in best)
-    where = "most in" if won else "nearest in"
-    return f"Faster in {won} of {len(best)} trials, {where} {top.trial}: {said}"
 
 
 def _figures(results: Results) -> str:
@@ -118,7 +101,7 @@ def _figures(results: Results) -> str:
 
 def _trace(trace: Trace) -> str:
     metrics, records = trace.metrics, trace.records
-    parts = [_models(trace.settings)]
+    parts = []
     if trace.truncated:
         parts.append("<p><strong>The last line was cut short, and is left out.</strong></p>")
     if metrics.draft_rounds:
@@ -146,7 +129,7 @@ def _trace(trace: Trace) -> str:
         ]
         parts.append(_by_round(title, times, "acb", 4 * median(map(sum, times))))
     parts.append(_section("Figures", _listed(str(metrics).splitlines())))
-    parts.append(_section("Settings", _pairs(trace.settings)))
+    parts.append(_section("Settings", _facts(trace.settings)))
     length = metrics.acceptance_length
     headline = "Nothing was drafted" if length is None else f"{length:.2f} tokens a drafting round"
     return _html(f"{headline}, {metrics.emitted:,} tokens in {metrics.rounds:,} rounds", parts)
@@ -169,13 +152,6 @@ def _by_round(
     return svg.columns(title, means, kinds, most)
 
 
-def _models(facts: Mapping[str, Any]) -> str:
-    """Models and device in a line, as far as they are known."""
-    names = ("target", "draft", "runtime", "device", "dtype", "threads")
-    known = ", ".join(f"{name} {facts[name]}" for name in names if facts.get(name) is not None)
-    return f'<p class="quiet">{escape(known)}</p>'
-
-
 def _section(heading: str, *parts: str) -> str:
     return f"<section><h2>{escape(heading)}</h2>{''.join(parts)}</section>"
 
@@ -184,22 +160,8 @@ def _listed(lines: Iterable[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
-    """The leaves of nested mappings, but for those without a value, with their paths."""
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in _flat(values)
-    )
-    return f'<div class="wide"><table class="pairs">{rows}</table></div>'
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        elif isinstance(value, list | tuple) and value:
-            yield f"{above}{name}", ", ".join(map(str, value))
-        elif value not in (None, [], ()):
-            yield f"{above}{name}", str(value)
+def _facts(values: Mapping[str, Any]) -> str:
+    return f'<pre class="wide">{escape(json.dumps(values, indent=2))}</pre>'
 
 
 def _html(headline: str, parts: Sequence[str]) -> str:

@@ -1,25 +1,27 @@
-"""Other systems on the same prompts: transformers' assisted generation, and llama.cpp.
+"""Other systems on the same prompts: transformers, llama.cpp and OpenVINO GenAI.
 
 Both sides are timed from token ids to token ids, without the target's first forward pass, which
-prefills the prompt. Peers decode one sequence at a time and take part in batches of one.
+prefills the prompt; where a system does not show it, without all that comes before the first token.
+Peers decode one sequence at a time.
 """
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import ModelDrafter, Pair, SamplingParams
+from ..config.sources import is_gguf, model_source
+from ..errors import missing as not_installed
 from .options import BenchOptions
 from .race import Run, Runner, Tokens, Turns
 from .records import Candidate
@@ -27,73 +29,101 @@ from .records import Candidate
 _CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 """Assistant settings under which every draft has the same length."""
 
+USUAL_DEPTH = 4
+"""Where only the adaptive depth is asked for, which is Outrider's."""
 
-def runners(
-    options: BenchOptions, pairs: Iterable[Pair], batch: int
-) -> tuple[list[Runner], list[str]]:
+_OF_TRANSFORMERS = ("transformers", "openvino")
+"""Runtimes whose models transformers has loaded."""
+
+
+def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Peer], list[str]]:
     """Make the peers ready that can take part, and say why others cannot.
 
-    Of transformers: plain decoding, assisted generation and prompt lookup at each of the depths.
-    Of llama.cpp, on the given GGUF file: plain decoding, and prompt lookup.
+    Each decodes plainly, by prompt lookup, and with the draft model if it can. Models of its own
+    are loaded when it first decodes.
+
+    Args:
+        options: who takes part, at which depths, on which files.
+        pair: the models, as Outrider has loaded them.
+        longest: the most tokens of a request, those emitted included.
     """
-    found: list[Runner] = []
+    found: list[Peer] = []
     missing: list[str] = []
-    for name in options.peers:
-        if name == "none":
+    for system in (each for each in options.peers if each != "none"):
+        if reason := _obstacle(system, options, pair):
+            missing.append(f"{system}: {reason}")
             continue
-        if batch > 1:
-            missing.append(f"{name}: not in batches of {batch}, it decodes one at a time here")
-        elif name == "transformers":
-            ready, why = _of_transformers(options, pairs)
-            found += ready
-            missing += why
-        elif find_spec("llama_cpp") is None or options.file is None:
-            missing.append('llama.cpp: not installed: pip install "outrider[llama-cpp]"')
-        else:
-            found += [LlamaCppRunner(each, options.file) for each in _candidates(name, options)]
+        target, draft = _models(system, options, pair)
+        fixed = [depth for depth in options.depths if depth is not None]
+        depths = fixed or [USUAL_DEPTH]
+        tried: list[tuple[str, int | None]] = [("none", None)]
+        tried += [("ngram", depth) for depth in depths]
+        if draft is not None:
+            # Only transformers has a heuristic of its own.
+            drafted = [*fixed, None] if system == "transformers" else depths
+            tried += [("draft_model", depth) for depth in drafted]
+        elif pair.model_drafter is not None:
+            reason = "the draft's tokenizer is another, or it reads no such draft"
+            missing.append(f"{system} draft_model: {reason}")
+        for drafter, depth in tried:
+            candidate = Candidate(drafter, depth=depth, system=system)
+            model = draft if drafter == "draft_model" else None
+            found.append(_KINDS[system](candidate, target, model, longest))
+    batches = ", ".join(str(batch) for batch in options.batches if batch > 1)
+    if found and batches:
+        missing.append(f"peers: not in batches of {batches}, they decode one at a time")
     return found, missing
 
 
-def _of_transformers(
-    options: BenchOptions, pairs: Iterable[Pair]
-) -> tuple[list[Runner], list[str]]:
-    """See `runners`; the models are those of the first pair that transformers has loaded."""
-    pair = next((each for each in pairs if each.target.name in ("transformers", "openvino")), None)
-    if pair is None:
-        return [], ["transformers: no runtime has loaded the models by it"]
-    from .. import TransformersModel
-
-    assert isinstance(pair.target, TransformersModel)
-    target, draft = _twin(pair.target.hf_model), None
-    missing = []
-    model = pair.model_drafter
-    if isinstance(model, ModelDrafter) and isinstance(model.model, TransformersModel):
-        draft = _twin(model.model.hf_model)
-    else:
-        why = "the tokenizers differ" if model else "there is no draft"
-        missing.append(f"transformers draft_model: {why}")
-    return [
-        TransformersRunner(each, target, draft if each.drafter == "draft_model" else None)
-        for each in _candidates("transformers", options, drafts=draft is not None)
-    ], missing
+def _obstacle(system: str, options: BenchOptions, pair: Pair) -> str | None:
+    """Say why a system cannot take part; None if it can."""
+    if system == "transformers":
+        loaded = pair.target.name in _OF_TRANSFORMERS
+        return None if loaded else "the target runs on llama.cpp; take --runtime transformers"
+    if not is_gguf(options.target):
+        return "here it takes a GGUF file as the target, such as --target model.gguf"
+    try:
+        with not_installed("llama-cpp" if system == "llama.cpp" else system):
+            import_module(system.replace(".", "_").replace("-", "_"))
+    except Exception as error:
+        # Packages with compiled parts fail as they like.
+        return str(error)
+    return None
 
 
-def _candidates(system: str, options: BenchOptions, *, drafts: bool = False) -> list[Candidate]:
-    depths = tuple(dict.fromkeys((*options.depths, None)))
-    tried = [("none", None), *(("draft_model", depth) for depth in depths if drafts)]
-    tried += [("ngram", depth) for depth in depths if depth is not None]
-    return [Candidate(drafter, depth=depth, system=system) for drafter, depth in tried]
+def _models(system: str, options: BenchOptions, pair: Pair) -> tuple[Any, Any]:
+    """Return the target and the draft as a system takes them; None if it cannot use the draft."""
+    target: Any = pair.target
+    drafter, draft = pair.model_drafter, None
+    if isinstance(drafter, ModelDrafter):
+        model: Any = drafter.model
+        if system == "transformers" and model.name in _OF_TRANSFORMERS:
+            draft = model.hf_model
+        elif system == "llama.cpp" and options.draft is not None and is_gguf(options.draft):
+            draft = model_source("draft", options.draft)
+    if system == "transformers":
+        return target.hf_model, draft
+    return model_source("target", options.target), draft
 
 
 class Peer(Runner):
-    """Another system: it decodes a request at once, and its failure is a result, not an error."""
+    """Another system: it decodes a request at once, and its failure is a result, not an error.
 
-    whole = True
+    Args:
+        candidate: its drafter is "none", "ngram", which is prompt lookup, or "draft_model".
+        target: the model, or the path of its file.
+        draft: what drafts, likewise.
+        longest: the most tokens of a request.
+    """
+
+    def __init__(self, candidate: Candidate, target: Any, draft: Any, longest: int) -> None:
+        self.candidate = candidate
+        self.target, self.draft, self.longest = target, draft, longest
 
     def turns(
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
     ) -> Turns:
-        """Decode a stretch of one prompt."""
+        """Decode a stretch of one prompt, in one turn."""
         (prompt,), (asked,) = prompts, params
         try:
             run = self.decode(prompt, asked, seed)
@@ -109,67 +139,79 @@ class Peer(Runner):
         """Decode a request."""
 
 
-class TransformersRunner(Peer):
-    """A way of calling transformers' `generate`: plainly, with an assistant, or by prompt lookup.
+class TransformersPeer(Peer):
+    """transformers' `generate`, on models that are left as they are."""
 
-    Args:
-        candidate: its drafter is "none", "draft_model" or "ngram".
-        target: a causal language model with a generation config of its own.
-        draft: its assistant.
-    """
-
-    def __init__(self, candidate: Candidate, target: Any, draft: Any = None) -> None:
-        self.candidate = candidate
-        self._target = target
-        self._draft = draft
-        depth = candidate.depth
-        fixed = {} if depth is None else {"num_assistant_tokens": depth, **_CONSTANT}
-        from transformers import GenerationConfig
-
-        self._config = GenerationConfig(**fixed)
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        depth = self.candidate.depth
+        if self.draft is not None:
+            # Of an assistant's settings only those of its own config count.
+            fixed = {} if depth is None else {"num_assistant_tokens": depth, **_CONSTANT}
+            return {"assistant_model": _with_config(self.draft, **fixed)}
+        return {} if self.candidate.plain else {"prompt_lookup_num_tokens": depth}
 
     def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
         """Decode a request."""
-        settings: dict[str, Any] = {"max_new_tokens": asked.max_tokens, "pad_token_id": 0}
-        if asked.temperature > 0:
-            settings |= {"do_sample": True, "temperature": asked.temperature}
-            settings |= {"top_k": 0, "top_p": 1.0}
-        else:
-            settings["do_sample"] = False
-        if self._draft is not None:
-            # Of an assistant's settings only those of its own config count.
-            self._draft.generation_config = self._config
-            settings["assistant_model"] = self._draft
-        elif self.candidate.drafter == "ngram":
-            settings["prompt_lookup_num_tokens"] = self.candidate.depth
+        sampled = asked.temperature > 0
+        sampling = {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
+        target = _with_config(self.target)
         torch.manual_seed(seed)
-        with _first_forward(self._target) as first:
+        with _first_forward(target) as marks:
             start = perf_counter()
-            ids = torch.tensor([list(prompt)], device=self._target.device)
-            out = self._target.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+            ids = torch.tensor([list(prompt)], device=target.device)
+            out = target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                pad_token_id=0,
+                max_new_tokens=asked.max_tokens,
+                do_sample=sampled,
+                **sampling,
+                **self._settings,
+            )
             emitted = tuple(out[0, len(prompt) :].tolist())
             total_s = perf_counter() - start
-        return Run(total_s - first[0], first[0], (emitted,))
+        prompt_s = marks[1] - marks[0]
+        return Run(total_s - prompt_s, prompt_s, (emitted,))
 
 
-class LlamaCppRunner(Peer):
-    """llama-cpp-python on a GGUF file, plainly or by prompt lookup ("ngram").
+def _with_config(hf_model: Any, **settings: Any) -> Any:
+    """The same model with a generation config of its own."""
+    from transformers import GenerationConfig
 
-    Another model than the target, if the file's weights are rounded.
-    """
+    from ..runtimes.transformers.twin import sharing
 
-    def __init__(self, candidate: Candidate, path: Path) -> None:
-        self.candidate = candidate
-        self._path = path
-        self._llama: Any = None
+    model = sharing(hf_model)
+    model.generation_config = GenerationConfig(**settings)
+    return model
+
+
+@contextmanager
+def _first_forward(model: Any) -> Iterator[list[float]]:
+    """The times at which a model's first forward pass meanwhile begins and ends."""
+    marks: list[float] = []
+
+    def mark(*_: Any) -> None:
+        if len(marks) < 2:
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
+            marks.append(perf_counter())
+
+    with model.register_forward_pre_hook(mark), model.register_forward_hook(mark):
+        yield marks
+
+
+class LlamaCppPeer(Peer):
+    """llama-cpp-python on GGUF files."""
 
     def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
-        """Decode a request."""
-        llama = self._loaded(len(prompt) + asked.max_tokens + (self.candidate.depth or 0))
-        llama.reset()
-        llama.set_seed(seed)
+        """Decode a request, with nothing of earlier ones in the caches."""
+        for llama in self._llamas:
+            llama.reset()
+        target = self._llamas[0]
+        target.set_seed(seed)
         start = perf_counter()
-        tokens = llama.generate(
+        tokens = target.generate(
             list(prompt), temp=asked.temperature, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0
         )
         first = next(tokens)
@@ -177,51 +219,68 @@ class LlamaCppRunner(Peer):
         emitted = (first, *islice(tokens, asked.max_tokens - 1))
         return Run(perf_counter() - start - prompt_s, prompt_s, (emitted,))
 
-    def _loaded(self, tokens: int) -> Any:
-        """A `Llama` with room for so many tokens."""
-        if self._llama is not None and self._llama.n_ctx() >= tokens:
-            return self._llama
-        llama_cpp = import_module("llama_cpp")
-        depth, threads, lookup = self.candidate.depth, torch.get_num_threads(), None
-        if depth is not None:
-            speculative = import_module("llama_cpp.llama_speculative")
-            lookup = speculative.LlamaPromptLookupDecoding(num_pred_tokens=depth)
-        self._llama = llama_cpp.Llama(
-            str(self._path),
-            n_ctx=max(tokens, 512),
+    @cached_property
+    def _llamas(self) -> list[Any]:
+        """The target, and the draft model if there is one."""
+        speculative: Any = import_module("llama_cpp.llama_speculative")
+        depth = self.candidate.depth
+        if self.draft is not None:
+            draft = self._llama(self.draft)
+
+            class Greedy(speculative.LlamaDraftModel):
+                def __call__(self, input_ids: Any, /, **_: Any) -> Any:
+                    # What is in its cache of these tokens is not computed again.
+                    tokens = draft.generate(input_ids.tolist(), temp=0.0)
+                    return np.fromiter(islice(tokens, depth), np.intc)
+
+            return [self._llama(self.target, Greedy()), draft]
+        lookup = depth and speculative.LlamaPromptLookupDecoding(num_pred_tokens=depth)
+        return [self._llama(self.target, lookup)]
+
+    def _llama(self, path: str, drafts: Any = None) -> Any:
+        threads = torch.get_num_threads()
+        return import_module("llama_cpp").Llama(
+            path,
+            n_ctx=self.longest + (self.candidate.depth or 0),
             n_threads=threads,
             n_threads_batch=threads,
             # Its array of logits is too short for drafts otherwise.
-            logits_all=depth is not None,
-            draft_model=lookup,
+            logits_all=drafts is not None,
+            draft_model=drafts,
             verbose=False,
         )
-        return self._llama
 
 
-def _twin(hf_model: Any) -> Any:
-    """Copy a model without its weights, with transformers' own attention and default settings."""
-    shared = [*hf_model.parameters(), *hf_model.buffers()]
-    from transformers import GenerationConfig
+class GenaiPeer(Peer):
+    """OpenVINO GenAI's pipeline on a GGUF file."""
 
-    model = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in shared})
-    model.set_attn_implementation("sdpa")
-    model.generation_config = GenerationConfig()
-    return model
+    def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        """Decode a request."""
+        genai: Any = import_module("openvino_genai")
+        openvino: Any = import_module("openvino")
+        config = genai.GenerationConfig(max_new_tokens=asked.max_tokens, ignore_eos=True)
+        if asked.temperature > 0:
+            config.do_sample, config.temperature = True, asked.temperature
+            config.rng_seed = seed
+        if self.candidate.depth is not None:
+            config.num_assistant_tokens, config.max_ngram_size = self.candidate.depth, 3
+        pipeline = self._pipeline
+        start = perf_counter()
+        made = pipeline.generate(openvino.Tensor(np.array([prompt])), config)
+        total_s = perf_counter() - start
+        first_s = made.perf_metrics.get_ttft().mean / 1e3
+        return Run(total_s - first_s, first_s, (tuple(made.tokens[0]),))
+
+    @cached_property
+    def _pipeline(self) -> Any:
+        lookup = {} if self.candidate.plain else {"prompt_lookup": True}
+        return import_module("openvino_genai").LLMPipeline(
+            self.target, "CPU", INFERENCE_NUM_THREADS=torch.get_num_threads(), **lookup
+        )
 
 
-@contextmanager
-def _first_forward(model: Any) -> Iterator[list[float]]:
-    """The seconds of a model's first forward pass meanwhile, in a list of one."""
-    marks: list[float] = []
-    seconds: list[float] = []
-
-    def mark(*_: Any) -> None:
-        if len(marks) < 2:
-            if model.device.type == "cuda":
-                torch.cuda.synchronize(model.device)
-            marks.append(perf_counter())
-            seconds[:] = [marks[-1] - marks[0]]
-
-    with model.register_forward_pre_hook(mark), model.register_forward_hook(mark):
-        yield seconds
+_KINDS: dict[str, type[Peer]] = {
+    "transformers": TransformersPeer,
+    "llama.cpp": LlamaCppPeer,
+    "openvino-genai": GenaiPeer,
+}

@@ -62,18 +62,16 @@ class Runner(ABC):
 
     Attributes:
         decoder: what reports figures of rounds; None where nothing does.
-        whole: whether a turn is a whole request, because it cannot be stopped within one.
     """
 
     candidate: Candidate
     decoder: SpeculativeDecoder | None = None
-    whole = False
 
     @abstractmethod
     def turns(
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
     ) -> Turns:
-        """Decode a stretch, a round or a whole request a turn; `seed` is for who wants one."""
+        """Decode a stretch, a round a turn if it can, else all; `seed` is for who wants one."""
 
 
 class OutriderRunner(Runner):
@@ -123,14 +121,12 @@ class OutriderRunner(Runner):
                 part.reset()
         self.events.clear()
         self.records.clear()
-        start = perf_counter()
+        seconds, start = 0.0, perf_counter()
         # A stream is a generator; closing it frees what the models hold.
         stream = cast(
             Generator[StreamEvent], self.decoder.stream(list(map(list, prompts)), list(params))
         )
-        seconds = perf_counter() - start
         with closing(stream):
-            start = perf_counter()
             # The first event of a round carries it out, the others are ready by then.
             for event in stream:
                 self.events.append(event)
@@ -176,18 +172,14 @@ def race(
 ) -> list[Run]:
     """Decode one stretch with every runner; the one that is behind on its clock has the next turn.
 
-    A turn is a round, or a whole request where one runner cannot do less. Who is first rotates
-    with `seed`, which also seeds the systems that want one.
+    Who is first rotates with `seed`, which also seeds the systems that want one.
     """
-    whole = any(runner.whole for runner in runners)
     lanes = [Lane(runner, runner.turns(prompts, params, seed)) for runner in runners]
     order = [lanes[(place + seed) % len(lanes)] for place in range(len(lanes))]
     try:
         while running := [lane for lane in order if lane.run is None]:
             lane = min(running, key=lambda lane: lane.seconds)
             lane.advance()
-            while whole and lane.run is None:
-                lane.advance()
             if watch is not None:
                 watch(lanes)
     finally:

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config.params import LOSSY
-from ..config.sources import RuntimeName
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, shown
 
 if TYPE_CHECKING:
     from .. import SpeculationMetrics
@@ -58,8 +57,7 @@ class Candidate:
         depth: tokens drafted in a row, None where it is adaptive.
         tree: children at each depth, None for chains.
         exit_layers: how many of the target's first layers draft, None unless they do.
-        system: which software decodes: "outrider", "transformers" or "llama.cpp".
-        runtime: what computes Outrider's models, where several are compared.
+        system: which software decodes: "outrider", or the name of a peer.
     """
 
     drafter: str
@@ -68,7 +66,6 @@ class Candidate:
     tree: tuple[int, ...] | None = None
     exit_layers: int | None = None
     system: str = "outrider"
-    runtime: RuntimeName | None = None
 
     @property
     def plain(self) -> bool:
@@ -83,8 +80,7 @@ class Candidate:
     @property
     def label(self) -> str:
         """A short name, unique among the candidates of a run."""
-        own = [] if self.runtime is None else [f"outrider on {self.runtime}"]
-        parts = own if self.system == "outrider" else [self.system]
+        parts = [] if self.system == "outrider" else [self.system]
         if self.plain:
             return " ".join([*parts, "plain"])
         parts.append(self.drafter)
@@ -161,9 +157,7 @@ class Measurement:
         low, high: its 95% interval over stretches; None with fewer than two different ones.
         identical: stretches whose tokens are those of plain decoding; None where they may differ.
         differences: where each output that differs does so first.
-        lossy: whether the output's distribution may differ from the target's.
         metrics: of its rounds; None for systems that do not report them.
-        partial: whether the run was interrupted before all stretches were measured.
     """
 
     candidate: Candidate
@@ -179,14 +173,12 @@ class Measurement:
     high: float | None = None
     identical: int | None = None
     differences: tuple[Difference, ...] = ()
-    lossy: bool = False
     metrics: SpeculationMetrics | None = None
-    partial: bool = False
 
     @property
     def label(self) -> str:
         """The candidate's name, and whether its verification is lossy."""
-        return self.candidate.label + " (lossy)" * self.lossy
+        return self.candidate.label + " (lossy)" * self.candidate.lossy
 
     @property
     def trial(self) -> str:
@@ -225,7 +217,7 @@ class Results:
     """All that a run of `outrider bench` measured.
 
     Attributes:
-        environment: versions, commit, machine, models and settings, as JSON takes them.
+        environment: versions, machine, models and settings, as JSON takes them.
         measurements: of every candidate in every trial, the baseline of a trial first.
         missing: candidates that could not take part, and why.
         skipped: prompts that were left out, and why.
@@ -257,39 +249,33 @@ class Results:
         Raises:
             InvalidConfigError: it is no such document.
         """
-        layout = found.get("format") if isinstance(found, dict) else type(found).__name__
-        if layout != FORMAT:
-            raise InvalidConfigError("format", layout, f"{FORMAT!r}, as outrider bench writes it")
         try:
-            return Results(
-                environment=dict(found["environment"].items()),
-                measurements=tuple(map(_measurement, found["measurements"])),
-                missing=tuple(map(str, found["missing"])),
-                skipped=tuple(map(str, found["skipped"])),
-                partial=bool(found["partial"]),
-            )
+            if found["format"] != FORMAT:
+                raise ValueError(f"its format is {shown(found['format'])}")
+            kept = _fields(Results, found)
+            kept["measurements"] = tuple(map(_measurement, kept["measurements"]))
+            return Results(**kept)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise InvalidConfigError("results", FORMAT, f"all fields of it ({reason})") from error
+            given = f"no results ({type(error).__name__}: {error})"
+            expected = f"what outrider bench writes, of format {FORMAT!r}"
+            raise InvalidConfigError("results", found, expected, given=given) from error
 
 
 def _measurement(found: dict[str, Any]) -> Measurement:
     from .. import SpeculationMetrics
 
-    kept = _record(Measurement, found)
-    for name in ("seconds", "prompt_s", "tokens"):
-        sum(kept[name])
-    for name in ("speedup", "low", "high"):
-        float(kept[name] or 0)
+    kept = _fields(Measurement, found)
+    kept["candidate"] = Candidate(**_fields(Candidate, kept["candidate"]))
+    kept["differences"] = tuple(Difference(**each) for each in kept["differences"])
     if kept["metrics"] is not None:
-        kept["metrics"] = SpeculationMetrics(**_record(SpeculationMetrics, kept["metrics"]))
-    kept["candidate"] = Candidate(**_record(Candidate, kept["candidate"]))
-    differences = kept.get("differences", ())
-    kept["differences"] = tuple(Difference(**_record(Difference, each)) for each in differences)
-    return Measurement(**kept)
+        kept["metrics"] = SpeculationMetrics(**_fields(SpeculationMetrics, kept["metrics"]))
+    made = Measurement(**kept)
+    # What is shown of it, so that a damaged file is refused.
+    _ = made.tokens_per_s, made.outcome, float(made.speedup or 0)
+    return made
 
 
-def _record(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
+def _fields(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record in a JSON object, lists as tuples."""
-    values = {each.name: found[each.name] for each in fields(kind) if each.name in found}
+    values = {each.name: found[each.name] for each in fields(kind)}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}

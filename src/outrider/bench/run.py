@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from importlib.util import find_spec
-from itertools import product
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import count, product
 from typing import Any
 
 from .. import Pair, SamplingParams, load
-from ..config.sources import RuntimeName, is_gguf
-from ..errors import InvalidConfigError, OutriderError
+from ..errors import InvalidConfigError
 from . import peers
 from .environment import environment
 from .options import BenchOptions, Progress, TuneOptions, shape_of, silent
 from .prompt_files import read_prompts, workload_of
-from .race import OutriderRunner, Runner, config_of
+from .race import OutriderRunner, config_of
 from .records import PLAIN, Candidate, Measurement, Results, Workload
 from .trial import Trial, TrialRace, fitting
 from .workloads import built_in
@@ -40,73 +38,58 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     """
     for candidate in _candidates(options, options.drafters or ("draft_model",)):
         config_of(candidate)
-    main = options.runtimes[0] if options.runtimes else "auto"
-    results = Results({}, ())
-    measured: list[Measurement] = []
-    missing: dict[str, None] = {}
-    failed: set[Candidate] = set()
-    try:
-        pair, facts, own = prepared(options, max(options.batches), report, main)
-        pairs = {pair.target.name: pair}
-        for name in _others(options, pair.target.name):
-            report(0, 1, f"loading the models for {name}")
-            try:
-                pairs[name] = _loaded(options, max(options.batches), name)
-            except OutriderError as error:
-                missing[f"runtime {name}: {error}"] = None
-        workloads = [
-            fitting(workload, options.tokens, room_of(pair))
-            for workload in _workloads(options, pair, own)
-        ]
-        results = Results(
-            environment=environment(facts, _settings(options)),
-            measurements=(),
-            skipped=tuple(each for workload in workloads for each in workload.skipped),
+    pair, facts, own = prepared(options, max(options.batches), report)
+    workloads = [
+        fitting(workload, options.tokens, room_of(pair))
+        for workload in _workloads(options, pair, own)
+    ]
+    trials = [
+        Trial(
+            workload=workload,
+            sampling=SamplingParams(max_tokens=options.tokens, temperature=temperature),
+            batch=batch,
+            repeats=options.repeats,
         )
-        candidates = _candidates(options, options.chosen_drafters(pair.model_drafter is not None))
-        field = _field(candidates, pairs, all_of=options.runtimes is not None)
-        trials = [
-            Trial(
-                workload=workload,
-                sampling=SamplingParams(max_tokens=options.tokens, temperature=temperature),
-                batch=batch,
-                repeats=options.repeats,
-            )
-            for workload, temperature, batch in product(workloads, options.temps, options.batches)
-        ]
-        done, total = 0, sum(len(trial.stretches) * trial.repeats for trial in trials)
+        for workload, temperature, batch in product(workloads, options.temps, options.batches)
+    ]
+    field = [PLAIN, *_candidates(options, options.chosen_drafters(pair.model_drafter is not None))]
+    others, missing = peers.runners(options, pair, max(trial.longest for trial in trials))
+    measured: list[Measurement] = []
+    done, total = count(), sum(len(trial.stretches) * trial.repeats for trial in trials)
+    interrupted = False
+
+    def step(what: str) -> None:
+        report(next(done), total, what)
+
+    try:
+        step(trials[0].label)
         for trial in trials:
-            report(done, total, trial.label)
-            runners: list[Runner] = [
-                OutriderRunner.of(candidate, pairs[name], trial.batch) for candidate, name in field
-            ]
-            others, why = peers.runners(options, pairs.values(), trial.batch)
-            missing |= dict.fromkeys(why)
-            runners += [each for each in others if each.candidate not in failed]
-            race = TrialRace(trial, runners)
-
-            def step(what: str = trial.label) -> None:
-                nonlocal done
-                done += 1
-                report(done, total, what)
-
+            ours = [OutriderRunner.of(candidate, pair, trial.batch) for candidate in field]
+            race = TrialRace(trial, [*ours, *(others if trial.batch == 1 else ())])
             try:
-                race.run(step)
+                race.run(partial(step, trial.label))
             finally:
                 measured += race.measurements()
-                for runner, reason in race.failed.items():
-                    failed.add(runner.candidate)
-                    missing[f"{runner.candidate.label}: {reason}"] = None
+                missing += [f"{each.candidate.label}: {why}" for each, why in race.failed.items()]
+                others = [each for each in others if each not in race.failed]
     except KeyboardInterrupt:
-        results = replace(results, partial=True)
-    return replace(results, measurements=tuple(measured), missing=tuple(missing))
+        interrupted = True
+    settings = asdict(options) | {
+        "workloads": tuple(workload.name for workload in workloads),
+        "max_tokens": options.tokens,
+        "prompts": [path.name for path in options.prompts],
+    }
+    return Results(
+        environment=environment(facts, settings),
+        measurements=tuple(measured),
+        missing=tuple(missing),
+        skipped=tuple(each for workload in workloads for each in workload.skipped),
+        partial=interrupted,
+    )
 
 
 def prepared(
-    options: BenchOptions | TuneOptions,
-    max_sequences: int,
-    report: Progress,
-    runtime: RuntimeName,
+    options: BenchOptions | TuneOptions, max_sequences: int, report: Progress
 ) -> tuple[Pair, dict[str, Any], Workload | None]:
     """Load the models, and read the files of prompts, if there are any.
 
@@ -119,7 +102,15 @@ def prepared(
     """
     files = {path: read_prompts(path) for path in options.prompts}
     report(0, 1, "loading the models")
-    pair = _loaded(options, max_sequences, runtime)
+    pair = load(
+        options.target,
+        options.draft,
+        runtime=options.runtime,
+        device=options.device,
+        max_sequences=max_sequences,
+        dtype=options.dtype or "auto",
+        weights=options.weights,
+    )
     facts = {
         "target": options.target,
         "draft": options.draft or ("demo" if pair.model_drafter else None),
@@ -128,54 +119,6 @@ def prepared(
         "dtype": pair.target.precision,
     }
     return pair, facts, workload_of(files, pair.tokenizer) if files else None
-
-
-def _loaded(options: BenchOptions | TuneOptions, max_sequences: int, runtime: RuntimeName) -> Pair:
-    target: str | Path = options.target
-    draft, dtype, weights = options.draft, options.dtype or "auto", options.weights
-    if isinstance(options, BenchOptions) and runtime == "llama_cpp" and options.file is not None:
-        # The file has a type of its own, and a draft that is none is left to what suits it.
-        draft = draft or ("demo" if target == "demo" else None)
-        target, runtime, dtype, weights = options.file, "auto", "auto", None
-    return load(
-        target,
-        draft,
-        runtime=runtime,
-        device=options.device,
-        max_sequences=max_sequences,
-        dtype=dtype,
-        weights=weights,
-    )
-
-
-def _others(options: BenchOptions, main: str) -> list[RuntimeName]:
-    """List the runtimes beside the first one: those asked for, or those installed."""
-    if options.runtimes is not None:
-        return list(options.runtimes[1:])
-    if options.weights is not None or options.device not in (None, "cpu"):
-        return []
-    if is_gguf(options.target):
-        return []  # converting its weights takes several times their memory
-    names: tuple[RuntimeName, ...] = ("transformers", "openvino")
-    if options.file is not None:
-        names = (*names, "llama_cpp")
-    return [name for name in names if name != main and find_spec(name)]
-
-
-def _field(
-    candidates: Sequence[Candidate], pairs: Mapping[str, Pair], *, all_of: bool
-) -> list[tuple[Candidate, str]]:
-    """List who races, and on the pair of which runtime, plain decoding first.
-
-    All candidates race on the first pair, and on the others if `all_of` them do; else one.
-    """
-    usual = [each for each in candidates if each.depth is None and each.tree is None]
-    field = []
-    for place, name in enumerate(pairs):
-        own = candidates if all_of or place == 0 else (usual[-1:] or candidates[-1:])
-        label: Any = name if len(pairs) > 1 else None
-        field += [(replace(each, runtime=label), name) for each in (PLAIN, *own)]
-    return field
 
 
 def room_of(pair: Pair) -> int | None:
@@ -227,19 +170,3 @@ def _workloads(options: BenchOptions, pair: Pair, own: Workload | None) -> list[
         expected = '"prediction" in its rows'
         raise InvalidConfigError("prompts", own.name, expected, given=given)
     return [own]
-
-
-def _settings(options: BenchOptions) -> dict[str, Any]:
-    """The options as JSON takes them, defaults filled in."""
-    made = asdict(options) | {
-        "workloads": None if options.prompts else options.chosen_workloads,
-        "max_tokens": options.tokens,
-        "prompts": [path.name for path in options.prompts] or None,
-        "gguf": options.gguf and options.gguf.name,
-    }
-    # Lists, as they are read back from JSON.
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in made.items()
-        if value is not None
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil
@@ -54,6 +54,14 @@ class Trial:
             for first in range(0, self.batch * ceil(len(prompts) / self.batch), self.batch)
         ]
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a request, those emitted included."""
+        most = self.sampling.max_tokens
+        return max(
+            len(each.token_ids) + (each.max_tokens or most) for each in self.workload.prompts
+        )
+
     def params(self, prompts: Sequence[Prompt]) -> list[SamplingParams]:
         """Return the parameters of each request of a stretch."""
         return [
@@ -65,6 +73,15 @@ class Trial:
             )
             for prompt in prompts
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a runner made of a stretch; `metrics` are of all stretches so far."""
+
+    run: Run
+    differences: list[Difference] | None
+    metrics: SpeculationMetrics | None
 
 
 class TrialRace:
@@ -80,9 +97,7 @@ class TrialRace:
         self._watch = watch
         self._runners = list(runners)
         self._stretches = trial.stretches * trial.repeats
-        self._found: dict[Runner, list[tuple[Run, list[Difference] | None]]]
-        self._found = {runner: [] for runner in runners}
-        self._metrics: dict[Runner, SpeculationMetrics] = {}
+        self._done: list[dict[Runner, _Part]] = []
 
     def run(self, done: Callable[[], object] = lambda: None) -> None:
         """Warm up, then decode all stretches; `done` is called after each."""
@@ -101,11 +116,17 @@ class TrialRace:
         """Race one stretch: all of it counts, or an interrupt left it undone and nothing does."""
         params = self.trial.params(prompts)
         runs = self._race([prompt.token_ids for prompt in prompts], params, index, self._watch)
-        differences = {runner: self._differences(runner, runs, prompts) for runner in self._runners}
-        for runner in self._runners:
-            self._found[runner].append((runs[runner], differences[runner]))
-            if runner.decoder is not None:
-                self._metrics[runner] = runner.decoder.metrics
+        plain = self._runners[0]
+        self._done.append(
+            {
+                runner: _Part(
+                    runs[runner],
+                    self._differences(runner, runs[runner], runs[plain], prompts),
+                    None if runner.decoder is None else runner.decoder.metrics,
+                )
+                for runner in self._runners
+            }
+        )
 
     def _race(
         self,
@@ -123,7 +144,7 @@ class TrialRace:
         return runs
 
     def _differences(
-        self, runner: Runner, runs: Mapping[Runner, Run], prompts: Sequence[Prompt]
+        self, runner: Runner, run: Run, plain: Run, prompts: Sequence[Prompt]
     ) -> list[Difference] | None:
         """Find where outputs first differ from plain decoding's, and whether rounding explains it.
 
@@ -131,72 +152,52 @@ class TrialRace:
         """
         if self.trial.sampling.temperature > 0 or runner.candidate.lossy:
             return None
-        plain = self._plain(runner)
-        expected = runs[plain].token_ids
+        decoder = self._runners[0].decoder
         differences = []
-        for prompt, own, right in zip(prompts, runs[runner].token_ids, expected, strict=True):
+        for prompt, own, right in zip(prompts, run.token_ids, plain.token_ids, strict=True):
             for place, (token, due) in enumerate(zip_longest(own, right)):
                 if token == due:
                     continue
                 first = Difference(prompt.name, place, token, due)
-                if None not in (token, due) and plain.decoder is not None:
+                if None not in (token, due) and decoder is not None:
                     before = (*prompt.token_ids, *right[:place])
-                    gap, allowed = _apart(plain.decoder.target, before, token, due)
+                    gap, allowed = _apart(decoder.target, before, token, due)
                     first = replace(first, gap=gap, allowed=allowed)
                 differences.append(first)
                 break
         return differences
 
-    def _plain(self, runner: Runner) -> Runner:
-        """The plain decoder of the same weights: what a greedy text has to be."""
-        of = runner.candidate
-        runtime = of.runtime if of.system == "outrider" else of.system.replace(".", "_")
-        own = (
-            each
-            for each in self._runners
-            if each.decoder is not None
-            and each.candidate.plain
-            and each.candidate.runtime == runtime
-        )
-        return next(own, self._runners[0])
-
     def measurements(self) -> list[Measurement]:
         """Return what it comes to: one measurement a candidate, none if no stretch was finished."""
+        return [self._measurement(runner) for runner in self._runners if self._done]
+
+    def _measurement(self, runner: Runner) -> Measurement:
         trial = self.trial
-        count = min(len(self._found[runner]) for runner in self._runners)
-        asked = [
-            sum(each.max_tokens for each in trial.params(prompts))
-            for prompts in self._stretches[:count]
-        ]
-        plain = [run for run, _ in self._found[self._runners[0]][:count]]
-        measured = []
-        for runner in self._runners if count else ():
-            own = [run for run, _ in self._found[runner][:count]]
-            checked = [each for _, each in self._found[runner][:count] if each is not None]
-            found = Measurement(
-                candidate=runner.candidate,
-                workload=trial.workload.name,
-                temperature=trial.sampling.temperature,
-                batch=trial.batch,
-                seconds=tuple(run.seconds for run in own),
-                prompt_s=tuple(run.prompt_s for run in own),
-                tokens=tuple(run.tokens for run in own),
-                speedup=None,
-                prompts=min(len(trial.workload.prompts), count * trial.batch),
-                identical=checked.count([]) if checked else None,
-                differences=tuple(each for stretch in checked for each in stretch),
-                lossy=runner.candidate.lossy,
-                metrics=self._metrics.get(runner),
-                partial=count < len(self._stretches),
-            )
-            if list(found.tokens) == [run.tokens for run in plain] == asked:
-                seconds = [run.seconds for run in plain]
-                gain = speedup(seconds, found.seconds, len(trial.stretches))
-                if runner is self._runners[0]:
-                    gain = Speedup(1.0)
-                found = replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)
-            measured.append(found)
-        return measured
+        own = [done[runner] for done in self._done]
+        plain = [done[self._runners[0]].run for done in self._done]
+        checked = [part.differences for part in own if part.differences is not None]
+        found = Measurement(
+            candidate=runner.candidate,
+            workload=trial.workload.name,
+            temperature=trial.sampling.temperature,
+            batch=trial.batch,
+            seconds=tuple(part.run.seconds for part in own),
+            prompt_s=tuple(part.run.prompt_s for part in own),
+            tokens=tuple(part.run.tokens for part in own),
+            speedup=None,
+            prompts=min(len(trial.workload.prompts), len(own) * trial.batch),
+            identical=checked.count([]) if checked else None,
+            differences=tuple(each for stretch in checked for each in stretch),
+            metrics=own[-1].metrics,
+        )
+        asked = [sum(each.max_tokens for each in trial.params(one)) for one in self._stretches]
+        if not list(found.tokens) == [run.tokens for run in plain] == asked[: len(own)]:
+            return found
+        seconds = [run.seconds for run in plain]
+        gain = speedup(seconds, found.seconds, len(trial.stretches))
+        if runner is self._runners[0]:
+            gain = Speedup(1.0)
+        return replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)
 
 
 def _apart(target: Runtime, tokens: Sequence[int], one: int, other: int) -> tuple[float, float]:

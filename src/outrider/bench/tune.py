@@ -109,7 +109,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     """
     for candidate in candidates(options):
         config_of(candidate)
-    pair, facts, workload = prepared(options, options.batch, report, options.runtime)
+    pair, facts, workload = prepared(options, options.batch, report)
     if workload is None:
         workload = mixed(None, pair.tokenizer, pair.target.vocab_size, options.max_prompts)
     # No candidate looks at predictions, and all texts are of one length.

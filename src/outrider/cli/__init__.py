@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         an error; 130 after an interrupt and 143 after SIGTERM.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    # For bars that transformers does not ask about; tqdm reads it once, when it is imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         try:
             command, bound, _ = _app().parse_args(args, exit_on_error=False, print_error=False)

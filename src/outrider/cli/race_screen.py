@@ -110,6 +110,6 @@ def sameness(found: Measurement) -> str:
     where, count = f"temperature {found.temperature:g}", len(found.tokens)
     if found.identical is not None:
         return f"{where}: {found.identical} of {count} texts equal with and without speculation"
-    if found.lossy:
+    if found.candidate.lossy:
         return f"{where}: lossy verification, speculative texts are of another distribution"
     return f"{where}: the two texts are different draws from the same distribution"

@@ -32,7 +32,7 @@ from outrider.errors import InvalidConfigError
         (BenchOptions, {"exit_layers": (2,)}, "exit_layers"),
         (BenchOptions, {"drafters": ("prediction",)}, "drafters"),
         (BenchOptions, {"drafters": ("hybrid",), "verification": ("typical",)}, "drafters"),
-        (BenchOptions, {"peers": ("llama.cpp",)}, "peers"),
+        (BenchOptions, {"peers": ("none", "none")}, "peers"),
         (TuneOptions, {"max_tokens": 1}, "max_tokens"),
         (TuneOptions, {"budget": 0.5}, "budget"),
         (TuneOptions, {"context": 0}, "context"),

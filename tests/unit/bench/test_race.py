@@ -7,15 +7,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from outrider import SamplingParams
+from outrider import Pair, SamplingParams
 from outrider.bench import BenchOptions
-from outrider.bench.peers import LlamaCppRunner, Peer, runners
+from outrider.bench.peers import Peer, runners
 from outrider.bench.race import OutriderRunner, Run, Runner, Turns, drafter_of, race
 from outrider.bench.records import PLAIN, Candidate, Measurement, Prompt, Workload
 from outrider.bench.trial import Trial, TrialRace
@@ -68,12 +68,18 @@ def test_who_is_behind_has_the_next_round_and_the_first_turn_rotates() -> None:
     assert [each.closed for each in field] == [2, 2]
 
 
-def test_a_turn_is_a_whole_request_where_one_cannot_be_stopped_within() -> None:
+def test_ours_take_turns_by_rounds_while_a_peer_takes_a_whole_request() -> None:
     turns: list[str] = []
-    field = [Scripted("a", turns), Scripted("b", turns)]
-    field[1].whole = True
-    race(field, IDS[:1], [_params(4)])
-    assert turns == ["a", "a", "b", "b"]
+
+    class Whole(Peer):
+        def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
+            turns.append("peer")
+            return Run(9.0, 0.1, ((7,) * asked.max_tokens,))
+
+    peer = Whole(Candidate("none", system="peer"), None, None, 0)
+    runs = race([Scripted("a", turns), peer, Scripted("b", turns)], IDS[:1], [_params(4)])
+    assert turns == ["a", "peer", "b", "a", "b"]
+    assert [run.tokens for run in runs] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -93,8 +99,8 @@ def test_tokens_are_those_of_generate_and_every_round_is_timed(
     for runner, run, turns in zip(field, runs, rounds, strict=True):
         assert list(run.token_ids) == expected
         assert run.tokens == sum(each.max_tokens for each in params)
-        # The clock goes on by one whenever it is asked: at the ends of the start and each round.
-        assert run.seconds == pytest.approx(1 + turns - run.prompt_s)
+        # The clock goes on by one whenever it is asked: at the ends of each round.
+        assert run.seconds == pytest.approx(turns - run.prompt_s)
         assert runner.decoder.metrics.emitted >= run.tokens
     assert rounds[0] == 9
     assert rounds[1] < 9
@@ -138,7 +144,8 @@ def test_equal_output_is_checked_where_there_is_one_right_output() -> None:
         trial = TrialRace(_trial(temperature), field)
         trial.run()
         assert [each.identical for each in trial.measurements()] == expected
-        assert [each.lossy for each in trial.measurements()] == [False, False, False, True]
+        lossy = [each.candidate.lossy for each in trial.measurements()]
+        assert lossy == [False, False, False, True]
 
 
 def test_another_output_than_plain_decodings_is_counted() -> None:
@@ -156,13 +163,8 @@ def test_another_output_than_plain_decodings_is_counted() -> None:
 class Uncertain(Peer):
     """Takes the other token of a near-tie."""
 
-    candidate = Candidate("ngram", "block")
-
-    def __init__(self, tokens: tuple[int, ...]) -> None:
-        self.tokens = tokens
-
     def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
-        return Run(1.0, 0.1, (self.tokens[: asked.max_tokens],))
+        return Run(1.0, 0.1, (self.target[: asked.max_tokens],))
 
 
 @pytest.mark.parametrize(("gap", "tie"), [(1e-13, True), (1e-3, False)])
@@ -172,7 +174,8 @@ def test_a_tie_that_rounding_decides_is_no_error(gap: float, tie: bool) -> None:
     target = TabularModel(lambda _: weights / weights.sum(), 4)
     prompts = Workload("kind", (Prompt((3, 0), "short"),))
     trial = Trial(workload=prompts, sampling=SamplingParams(max_tokens=8, temperature=0))
-    field = [OutriderRunner(target), Uncertain((1, 1, 2, *[1] * 5))]
+    uncertain = Uncertain(Candidate("ngram", "block"), (1, 1, 2, *[1] * 5), None, 0)
+    field = [OutriderRunner(target), uncertain]
     (_, found) = _measured(TrialRace(trial, field))
     (difference,) = found.differences
     assert (difference.position, difference.found, difference.expected) == (2, 2, 1)
@@ -208,12 +211,10 @@ def test_speedups_come_from_seconds_of_the_same_stretches() -> None:
 
 def test_what_fails_is_named_and_the_others_are_measured() -> None:
     class Failing(Peer):
-        candidate = Candidate("none", system="broken")
-
         def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
             raise RuntimeError("no room\nat all")
 
-    failing = Failing()
+    failing = Failing(Candidate("none", system="broken"), None, None, 0)
     trial = TrialRace(_trial(), [Scripted("plain", []), failing])
     trial.run()
     assert trial.failed == {failing: "RuntimeError: no room at all"}
@@ -231,7 +232,6 @@ def test_an_interrupt_leaves_the_stretches_before_it() -> None:
     with pytest.raises(KeyboardInterrupt):
         trial.run(interrupt)
     for each in trial.measurements():
-        assert each.partial
         assert each.tokens == (6, 6)
         assert each.metrics is not None
         assert each.metrics.emitted == 12
@@ -247,14 +247,15 @@ def test_rows_may_ask_for_their_own_number_of_tokens() -> None:
 @pytest.mark.slow
 def test_transformers_races_on_the_same_weights(temperature: float) -> None:
     given = pair()
-    peers, missing = runners(BenchOptions(k=(3,)), [given], 1)
+    config = given.target.hf_model.generation_config
+    peers, missing = runners(BenchOptions(k=(3,)), given, 20)
     labels = [each.candidate.label for each in peers]
     assert missing == []
     assert labels == [
         "transformers plain",
+        "transformers ngram k=3",
         "transformers draft_model k=3",
         "transformers draft_model adaptive",
-        "transformers ngram k=3",
     ]
     trial = TrialRace(_trial(temperature), [OutriderRunner.of(PLAIN, given, 1), *peers])
     trial.run()
@@ -263,49 +264,137 @@ def test_transformers_races_on_the_same_weights(temperature: float) -> None:
         assert each.tokens == (6, 6, 6)
         assert each.identical == (3 if temperature == 0 else None)
         assert all(seconds > 0 for seconds in (*each.seconds, *each.prompt_s))
+    assert given.target.hf_model.generation_config is config
 
 
-def test_peers_that_cannot_take_part_say_why() -> None:
-    assert runners(BenchOptions(peers=("none",)), [pair()], 1) == ([], [])
-    peers, missing = runners(BenchOptions(), [pair()], 2)
-    assert peers == []
-    assert missing == ["transformers: not in batches of 2, it decodes one at a time here"]
-    _, missing = runners(BenchOptions(), [pair(draft=False)], 1)
-    assert missing == ["transformers draft_model: there is no draft"]
+def test_peers_have_a_depth_where_only_the_adaptive_one_is_asked_for() -> None:
+    peers, _ = runners(BenchOptions(quick=True), pair(), 20)
+    labels = [each.candidate.label.removeprefix("transformers ") for each in peers]
+    assert labels == ["plain", "ngram k=4", "draft_model adaptive"]
 
 
-def test_llama_cpp_decodes_a_given_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    class Llama:
-        def __init__(self, path: str, **settings: Any) -> None:
-            asked.append(settings | {"path": path})
-
-        def n_ctx(self) -> int:
-            return int(asked[-1]["n_ctx"])
-
-        def reset(self) -> None:
-            asked.append({**asked[-1], "reset": True})
-
-        def set_seed(self, seed: int) -> None:
-            pass
-
-        def generate(self, tokens: list[int], **_: Any) -> Iterator[int]:
-            return iter(range(100))
-
-    module = ModuleType("llama_cpp")
-    monkeypatch.setattr(module, "Llama", Llama, raising=False)
-    monkeypatch.setitem(sys.modules, "llama_cpp", module)
-    runner = LlamaCppRunner(Candidate("none", system="llama.cpp"), Path("some.gguf"))
-    (run,) = race([runner], IDS[:1], [_params(5)])
-    assert run.token_ids == ((0, 1, 2, 3, 4),)
-    assert asked[0]["path"] == "some.gguf"
-    assert asked[-1]["reset"] is True
+def _installed(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    """Puts a module in place of one that may not be installed."""
+    module = ModuleType(name)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_llama_cpp_is_missing_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.bench.peers.find_spec", lambda _name: None)
-    options = BenchOptions(peers=("llama.cpp",), gguf=Path(__file__))
-    peers, (why,) = runners(options, [pair()], 1)
-    assert peers == []
-    assert "pip install" in why
+class Llama:
+    """Stands in for llama-cpp-python's class: it emits the numbers from 0."""
+
+    made: ClassVar[list[Llama]] = []
+
+    def __init__(self, path: str, **settings: Any) -> None:
+        self.path, self.settings, self.calls = path, settings, list[Any]()
+        self.made.append(self)
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def set_seed(self, seed: int) -> None:
+        self.calls.append(seed)
+
+    def generate(self, tokens: list[int], **settings: Any) -> Iterator[int]:
+        self.calls.append((tokens, settings["temp"]))
+        return iter(range(100))
+
+
+@pytest.fixture
+def llamas(monkeypatch: pytest.MonkeyPatch) -> list[Llama]:
+    """Those made."""
+    _installed(monkeypatch, "llama_cpp", Llama=Llama)
+    kinds = {"LlamaDraftModel": object, "LlamaPromptLookupDecoding": dict}
+    _installed(monkeypatch, "llama_cpp.llama_speculative", **kinds)
+    monkeypatch.setattr(Llama, "made", [])
+    return Llama.made
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    """Two files that look like GGUF files."""
+    for name in ("target.gguf", "draft.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    return str(tmp_path / "target.gguf"), str(tmp_path / "draft.gguf")
+
+
+def test_llama_cpp_decodes_the_target_file(llamas: list[Llama], files: tuple[str, str]) -> None:
+    options = BenchOptions(target=files[0], draft=files[1], peers=("llama.cpp",), k=(3, "adaptive"))
+    peers, missing = runners(options, pair(), 600)
+    assert missing == []
+    labels = [f"llama.cpp {kind}" for kind in ("plain", "ngram k=3", "draft_model k=3")]
+    assert [each.candidate.label for each in peers] == labels
+    assert llamas == []
+    runs = race(peers, IDS[:1], [_params(5)], seed=3)
+    assert {run.token_ids for run in runs} == {((0, 1, 2, 3, 4),)}
+    assert [each.path for each in llamas] == [files[0], files[0], files[1], files[0]]
+    plain, lookup, draft, drafting = llamas
+    assert plain.calls == ["reset", 3, (list(IDS[0]), 0.0)]
+    assert (plain.settings["n_ctx"], lookup.settings["n_ctx"]) == (600, 603)
+    assert lookup.settings["draft_model"] == {"num_pred_tokens": 3}
+    drafted = drafting.settings["draft_model"](np.array([7, 8], np.intc))
+    assert drafted.tolist() == [0, 1, 2]
+    assert draft.calls == ["reset", ([7, 8], 0.0)]
+    assert drafting.settings["logits_all"]
+
+
+class Pipeline:
+    """Stands in for OpenVINO GenAI's: it emits the numbers from 0, the first after 10 ms."""
+
+    made: ClassVar[list[Pipeline]] = []
+
+    def __init__(self, path: str, device: str, **settings: Any) -> None:
+        self.path, self.settings, self.asked = path, settings, list[Any]()
+        self.made.append(self)
+
+    def generate(self, ids: Any, config: SimpleNamespace) -> Any:
+        self.asked.append((ids.tolist(), config))
+        metrics = SimpleNamespace(get_ttft=lambda: SimpleNamespace(mean=10.0))
+        return SimpleNamespace(tokens=[list(range(config.max_new_tokens))], perf_metrics=metrics)
+
+
+def test_openvino_genai_decodes_the_target_file(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, str]
+) -> None:
+    made = {"LLMPipeline": Pipeline, "GenerationConfig": SimpleNamespace}
+    _installed(monkeypatch, "openvino_genai", **made)
+    _installed(monkeypatch, "openvino", Tensor=np.asarray)
+    monkeypatch.setattr(Pipeline, "made", [])
+    options = BenchOptions(target=files[0], draft=files[1], peers=("openvino-genai",), k=(3,))
+    peers, (why,) = runners(options, pair(), 20)
+    assert why.startswith("openvino-genai draft_model: ")
+    runs = race(peers, IDS[:1], [_params(5, 0.8)], seed=2)
+    assert [run.token_ids for run in runs] == [((0, 1, 2, 3, 4),)] * 2
+    assert [run.prompt_s for run in runs] == [0.01, 0.01]
+    plain, lookup = Pipeline.made
+    assert (plain.path, "prompt_lookup" in plain.settings) == (files[0], False)
+    assert lookup.settings["prompt_lookup"]
+    ((ids, config),) = lookup.asked
+    assert ids == [list(IDS[0])]
+    assert vars(config) == {
+        "max_new_tokens": 5, "ignore_eos": True, "do_sample": True, "temperature": 0.8,
+        "rng_seed": 2, "num_assistant_tokens": 3, "max_ngram_size": 3,
+    }  # fmt: skip
+
+
+def test_peers_that_cannot_take_part_say_why(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, str], llamas: list[Llama]
+) -> None:
+    def said(given: Pair, **options: Any) -> list[str]:
+        return runners(BenchOptions(**options), given, 20)[1]
+
+    assert runners(BenchOptions(peers=("none",)), pair(), 20) == ([], [])
+    assert said(pair(draft=False)) == []
+    assert said(pair(), batches=(1, 2, 4)) == [
+        "peers: not in batches of 2, 4, they decode one at a time"
+    ]
+    (why,) = said(pair(), peers=("llama.cpp",))
+    assert why == "llama.cpp: here it takes a GGUF file as the target, such as --target model.gguf"
+    (why,) = said(pair(), target=files[0], peers=("llama.cpp",))
+    assert why.startswith("llama.cpp draft_model: the draft's tokenizer is another, or")
+    monkeypatch.setitem(sys.modules, "openvino_genai", None)
+    (why,) = said(pair(), target=files[0], peers=("openvino-genai",))
+    assert "pip install 'outrider[openvino-genai]'" in why
+    by_llama_cpp = Pair(TabularModel(lambda _: np.ones(4) / 4, 4), None, None)
+    (why,) = said(by_llama_cpp, target=files[0])
+    assert "--runtime transformers" in why

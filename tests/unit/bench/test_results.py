@@ -14,14 +14,13 @@ import pytest
 from benchmarks.results import machine_slug
 from rich.console import Console
 
-from outrider import Pair
 from outrider.bench import BenchOptions, Results
 from outrider.bench.environment import environment
 from outrider.bench.formats import as_csv, row
 from outrider.bench.records import PLAIN, Candidate, Difference
 from outrider.bench.run import run_bench
 from outrider.bench.tables import as_markdown, rendered, verdicts
-from outrider.errors import InvalidConfigError, ModelError
+from outrider.errors import InvalidConfigError
 
 from ...support.bench import MODEL, load_pair, measured, prompt_file
 
@@ -35,7 +34,6 @@ def _tiny_models() -> Iterator[None]:
 
 def _options(folder: Path, **given: Any) -> BenchOptions:
     defaults: dict[str, Any] = {
-        "runtimes": ("auto",),
         "prompts": (prompt_file(folder),),
         "drafters": ("draft_model",),
         "k": (3,),
@@ -59,40 +57,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.mark.slow
-def test_runtimes_race_each_with_its_plain_decoding(tmp_path: Path) -> None:
-    options = _options(tmp_path, temps=(0.0,), k=(3, "adaptive"))
-    both = run_bench(replace(options, runtimes=("transformers", "openvino")))
-    names = ["plain", "draft_model k=3", "draft_model adaptive"]
-    expected = [f"outrider on {of} {name}" for of in ("transformers", "openvino") for name in names]
-    assert [each.label for each in both.measurements] == expected
-    assert all(each.identical == 3 for each in both.measurements)
-
-
-@pytest.mark.slow
-def test_what_is_installed_races_with_one_candidate_beside_what_suits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load_some(*_: object, runtime: str, **__: object) -> Pair:
-        if runtime == "openvino":
-            raise ModelError("it has ALiBi")
-        return load_pair()
-
-    monkeypatch.setattr("outrider.bench.run.load", load_some)
-    options = _options(tmp_path, temps=(0.0,), k=(3, "adaptive"))
-    found = run_bench(replace(options, runtimes=None))
-    assert [each.label for each in found.measurements] == [
-        "plain",
-        "draft_model k=3",
-        "draft_model adaptive",
-    ]
-    assert found.missing == ("runtime openvino: it has ALiBi",)
-
-
-@pytest.mark.slow
 def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Results) -> None:
     own = ["plain", "draft_model k=3", "suffix k=3", "ngram k=3"]
     trees = ["draft_model tree 2x1", "suffix tree 2x1"]
-    kinds = ("plain", "draft_model k=3", "draft_model adaptive", "ngram k=3")
+    kinds = ("plain", "ngram k=3", "draft_model k=3", "draft_model adaptive")
     peers = [f"transformers {name}" for name in kinds]
     assert [trial.split(",")[1:] for trial in results.trials] == [
         [f" temperature {temperature}", *batch]
@@ -108,15 +76,17 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
             assert each.prompts == 3
             if each.temperature == 0:
                 assert each.identical == len(each.tokens)
-    assert results.missing == ("transformers: not in batches of 2, it decodes one at a time here",)
+    assert results.missing == ("peers: not in batches of 2, they decode one at a time",)
     assert not results.partial
 
 
 @pytest.mark.slow
 def test_results_are_read_back_as_they_were_written(results: Results) -> None:
-    assert Results.from_document(json.loads(json.dumps(results.document()))) == results
-    differing = replace(results, measurements=(measured(differences=(Difference("a", 1, 2, 3),)),))
-    assert Results.from_document(json.loads(json.dumps(differing.document()))) == differing
+    differing = measured(differences=(Difference("a", 1, 2, 3),))
+    written = replace(results, measurements=(*results.measurements, differing))
+    read = Results.from_document(json.loads(json.dumps(written.document())))
+    assert read.measurements == written.measurements
+    assert json.dumps(read.document()) == json.dumps(written.document())
 
 
 @pytest.mark.slow
@@ -125,7 +95,6 @@ def test_results_are_read_back_as_they_were_written(results: Results) -> None:
     [
         lambda found: found | {"format": "outrider-bench/1"},
         lambda found: found | {"measurements": 3},
-        lambda found: found | {"environment": []},
         lambda found: found | {"measurements": [{}]},
         lambda found: found | {"measurements": [found["measurements"][0] | {"seconds": "a"}]},
         lambda found: found | {"measurements": [found["measurements"][1] | {"speedup": "a"}]},
@@ -236,7 +205,8 @@ def test_what_readers_have_to_know_is_said() -> None:
 
 
 def test_lossy_candidates_are_labelled() -> None:
-    assert "| draft_model k=3 (lossy) |" in as_markdown(Results({}, (measured(lossy=True),)))
+    found = Results({}, (measured(replace(MODEL, verification="typical")),))
+    assert "| draft_model typical k=3 (lossy) |" in as_markdown(found)
 
 
 @pytest.mark.slow
@@ -248,7 +218,6 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     found = run_bench(_options(tmp_path), interrupt)
     assert found.partial
     assert [len(each.tokens) for each in found.measurements] == [3, 3, 1, 1]
-    assert [each.partial for each in found.measurements] == [False, False, True, True]
 
 
 def test_bad_options_are_refused_before_models_are_loaded(

@@ -84,7 +84,8 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         "temps": ("--temperature", "0,0.5"),
         "batches": ("--batch", "1,4"),
         "prompts": ("--prompts", ",".join(FILES)),
-        "peers": ("--peers", "none"),
+        "runtime": ("--runtime", "transformers"),
+        "peers": ("--peers", "llama.cpp,openvino-genai"),
     }
     assert main(["bench", *(each for pair in flags.values() for each in pair)]) == 0
     assert capsys.readouterr().err == "outrider: timing: something (0 of 1 done)\n"
@@ -104,7 +105,8 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         dtype="bfloat16",
         batches=(1, 4),
         prompts=tuple(map(Path, FILES)),
-        peers=("none",),
+        runtime="transformers",
+        peers=("llama.cpp", "openvino-genai"),
     )
 
 
@@ -202,6 +204,14 @@ assert signal.getsignal(signal.SIGTERM) is before
 def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
     """In a process of its own: what else runs in this one may have a say in its signals."""
     subprocess.run([sys.executable, "-c", IN_A_PROCESS], check=True)
+
+
+def test_progress_bars_of_other_libraries_are_not_shown() -> None:
+    program = (
+        "from outrider.cli import main; main(['--version']); import tqdm; list(tqdm.tqdm([1, 2]))"
+    )
+    run = [sys.executable, "-c", program]
+    assert subprocess.run(run, check=True, capture_output=True, text=True).stderr == ""
 
 
 class Found:

@@ -76,12 +76,18 @@ def test_there_must_be_something_to_compare(capsys: Capture, flags: tuple[str, .
     assert flags[0] in error_of(capsys, "demo", "-p", PROMPT, *flags)
 
 
+LOSSY = Candidate("ngram", "typical")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"identical": 1}, "temperature 0: 1 of 2 texts equal"),
         ({"temperature": 0.8}, "different draws from the same distribution"),
-        ({"temperature": 0.8, "lossy": True}, "of another distribution"),
+        (
+            {"temperature": 0.8, "candidate": Candidate("ngram", "typical")},
+            "of another distribution",
+        ),
     ],
 )
 def test_it_is_said_whether_texts_are_equal(changes: dict[str, Any], said: str) -> None:
