@@ -11,11 +11,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from .. import (
-    HybridDrafter,
-    ModelDrafter,
-    NgramDrafter,
     Pair,
-    PredictionDrafter,
     SamplingParams,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -23,7 +19,7 @@ from .. import (
     SuffixDrafter,
 )
 from ..engine.compatibility import parts_of
-from ..errors import InvalidConfigError
+from ..engine.methods import make_drafter
 from ..runtimes.base import Runtime
 from ..types.records import RoundRecord
 from .options import WITH_MODEL
@@ -212,39 +208,9 @@ def drafter_of(candidate: Candidate, pair: Pair, target: Any, slots: int) -> Any
     Raises:
         InvalidConfigError: the candidate wants a draft model, and there is none.
     """
-    model: Any = pair.model_drafter
-    if candidate.drafter in WITH_MODEL and isinstance(model, ModelDrafter):
-        # One of another vocabulary is shared.
-        model = ModelDrafter(model.model.fresh(slots), model.vocab_size)
+    model = pair.model_drafter
+    if candidate.drafter in WITH_MODEL and model is not None:
+        model = model.fresh(slots)
     suffix = SuffixDrafter(max_pool_tokens=0)
-    return make_drafter(
-        candidate.drafter, target, model, NgramDrafter(), suffix, candidate.exit_layers
-    )
-
-
-def make_drafter(
-    method: str, target: Any, model: Any, ngram: Any, suffix: Any, exit_layers: int | None
-) -> Any:
-    """Make what drafts, by the name of the method; None for "none".
-
-    Raises:
-        InvalidConfigError: the method wants a draft model, and `model` is None; or the target has
-            not so many layers.
-    """
-    if method == "early_exit":
-        assert exit_layers is not None
-        from .. import EarlyExitDrafter  # it loads transformers
-
-        try:
-            return EarlyExitDrafter(target, exit_layers)
-        except InvalidConfigError as error:
-            if error.field != "layers":
-                expected = f"another method: a {target.name} model has no layers to draft with"
-                raise InvalidConfigError("method", method, expected) from None
-            raise InvalidConfigError("exit_layers", exit_layers, error.expected) from None
-    if method in WITH_MODEL:
-        if model is None:
-            raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")
-        return HybridDrafter.usual(model, suffix) if method == "hybrid" else model
-    lookups = {"none": None, "ngram": ngram, "suffix": suffix, "prediction": PredictionDrafter()}
-    return lookups[method]
+    layers = candidate.exit_layers
+    return make_drafter(candidate.drafter, target, model, suffix=suffix, exit_layers=layers)

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .. import NgramDrafter, Pair, SamplingParams, SpeculativeDecoder, SuffixDrafter
+from .. import Pair, SamplingParams, SpeculativeDecoder, SuffixDrafter
+from ..engine.methods import WITH_MODEL, make_drafter
 from .costs import DEPTHS, Costs, Timing, cycle
 from .forecast import Forecast, Stretch, chosen
-from .options import WITH_MODEL, Progress, TuneOptions
-from .race import Lane, OutriderRunner, config_of, drafter_of, make_drafter
+from .options import Progress, TuneOptions
+from .race import Lane, OutriderRunner, config_of, drafter_of
 from .records import PLAIN, Candidate, Measurement, Prompt, Workload
 from .replay import Replay
 from .run import grid, room_of
@@ -138,8 +139,8 @@ class Search:
         """Make what decodes texts of one temperature again."""
 
         def drafter(model: Any) -> Any:
-            lookups = NgramDrafter(), SuffixDrafter(max_pool_tokens=0)
-            return make_drafter(candidate.drafter, None, model, *lookups, None)
+            suffix = SuffixDrafter(max_pool_tokens=0)
+            return make_drafter(candidate.drafter, self._pair.target, model, suffix=suffix)
 
         apart = {each: abs(each - texts[0].temperature) for each, _ in self.costs}
         near = min(apart, key=lambda each: apart[each])

@@ -58,9 +58,9 @@ def load(setup: Setup, console: Console, **more: Any) -> Loaded:
     with console.status(f"loading {models.target}") as status, said(status):
         import torch
 
-        from .. import NgramDrafter, SuffixDrafter
-        from ..bench.race import make_drafter
+        from .. import NgramDrafter
         from ..engine.loading import load as load_pair
+        from ..engine.methods import make_drafter
 
         if not (is_gguf(models.target) and is_gguf(models.draft or models.target)):
             quiet()
@@ -79,7 +79,7 @@ def load(setup: Setup, console: Console, **more: Any) -> Loaded:
             **more,
         )
         drafter = make_drafter(
-            method, pair.target, pair.model_drafter, ngram, SuffixDrafter(), drafting.exit_layers
+            method, pair.target, pair.model_drafter, ngram=ngram, exit_layers=drafting.exit_layers
         )
     facts = {
         "outrider": __version__,

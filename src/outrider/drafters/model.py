@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import numpy as np
 import torch
@@ -45,6 +47,17 @@ class ModelDrafter(Drafter):
         self.models = (model,)
         self.branches = model.capabilities.trees and model.capabilities.drafts_trees
         self._vocab_size = vocab_size or model.vocab_size
+
+    def fresh(self, max_sequences: int) -> Self:
+        """Make a drafter like this one, over the same weights, that has computed nothing yet.
+
+        Args:
+            max_sequences: for how many sequences it may draft at once.
+        """
+        other = copy(self)
+        other.model = self.model.fresh(max_sequences)
+        other.models = (other.model,)
+        return other
 
     @property
     def vocab_size(self) -> int:

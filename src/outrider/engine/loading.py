@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 
+from ..config.params import SpeculativeConfig
+from ..config.saved import read_saved
 from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
 from ..config.validation import choice, integer
-from ..drafters.hybrid import HybridDrafter
+from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
 from ..errors import InvalidConfigError, missing
 from ..runtimes.base import Runtime
 from ..runtimes.loading import LoadOptions, load_model, load_tokenizer
-
-if TYPE_CHECKING:
-    from ..drafters.vocabulary.drafter import VocabularyDrafter
+from .methods import make_drafter
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,25 +31,30 @@ class Pair:
         target: the target.
         model_drafter: the draft model alone; None if none was asked for.
         tokenizer: the target's.
-        drafter: the draft model beside a look-up of what came before and of what is expected, as
-            `HybridDrafter.usual` makes it; None without a draft model.
+        method: what is to draft; None takes the draft model beside look-ups, if there is one.
+        config: how speculation is to be done, if `load` was given a file of settings.
+        drafter: what `method` names: usually the draft model beside a look-up of what came before
+            and of what is expected, as `HybridDrafter.usual` makes it; None without a draft model.
     """
 
     target: Runtime
-    model_drafter: ModelDrafter | VocabularyDrafter | None
+    model_drafter: ModelDrafter | None
     tokenizer: Any
-    drafter: HybridDrafter | None = field(init=False)
+    method: str | None = None
+    config: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    drafter: Drafter | None = field(init=False)
 
     def __post_init__(self) -> None:
-        model = self.model_drafter
-        usual = None if model is None else HybridDrafter.usual(model)
-        object.__setattr__(self, "drafter", usual)
+        usual = "none" if self.model_drafter is None else "hybrid"
+        drafter = make_drafter(self.method or usual, self.target, self.model_drafter)
+        object.__setattr__(self, "drafter", drafter)
 
 
 def load(
     target: str | Path = "demo",
     draft: str | Path | None = None,
     *,
+    config: str | Path | None = None,
     runtime: RuntimeName = "auto",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype = "auto",
@@ -64,6 +69,8 @@ def load(
             file, or a hub id.
         draft: the draft model likewise, "demo" being that pair's; None loads none, except with
             "demo". If its tokenizer is not the target's, a `VocabularyDrafter` goes between them.
+        config: a file that `outrider tune --save` wrote: its models take the place of those above,
+            and the pair has its drafter and `config`. None for none.
         runtime: what computes both. "auto" chooses for each: llama.cpp for a GGUF file; on a CPU
             OpenVINO, where it is installed and the model converts; else transformers, which with
             "openvino" or "transformers" also reads a GGUF file.
@@ -86,6 +93,10 @@ def load(
             device is not available.
         MissingExtraError: a package that this needs is not installed.
     """
+    if config is not None:
+        saved = read_saved(config)
+        asked = {"max_sequences": max_sequences, "kv_cache_memory": kv_cache_memory} | saved.models
+        return replace(load(**asked), method=saved.method, config=saved.config)
     named = [model_source("target", target)]
     named += [] if draft is None else [model_source("draft", draft)]
     choice("runtime", runtime, get_args(RuntimeName))
@@ -105,13 +116,11 @@ def load(
     if runtime in ("auto", "llama_cpp") and any(map(is_gguf, named)):
         place = torch.device("cpu")  # where llama.cpp gives its logits
     accelerated = str(device) != "cpu"
-    asked = LoadOptions(
-        runtime, place, number, weights, max_sequences, accelerated, kv_cache_memory
-    )
+    how = LoadOptions(runtime, place, number, weights, max_sequences, accelerated, kv_cache_memory)
     sources = list(map(_shipped, named, ("target", "draft")))
-    tokenizers = [own or load_tokenizer(source, asked) for source, own in sources]
+    tokenizers = [own or load_tokenizer(source, how) for source, own in sources]
     models = [
-        load_model(role, source, asked)
+        load_model(role, source, how)
         for role, (source, _) in zip(("target", "draft"), sources, strict=False)
     ]
     loaded, tokenizer = models[0], tokenizers[0]
