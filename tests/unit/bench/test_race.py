@@ -19,7 +19,7 @@ from outrider.bench.peers import Peer, runners
 from outrider.bench.race import OutriderRunner, Run, Runner, Turns, drafter_of, race
 from outrider.bench.records import PLAIN, Candidate, Measurement, Prompt, Workload
 from outrider.bench.trial import Trial, TrialRace
-from outrider.certify.toys import of_another_vocabulary
+from outrider.certify.toys import TEXTS, of_another_vocabulary
 from outrider.errors import InvalidConfigError
 from outrider.runtimes.tabular import TabularModel
 
@@ -129,8 +129,8 @@ def test_a_draft_that_is_missing_is_refused() -> None:
 
 
 def test_a_draft_of_another_vocabulary_keeps_its_way_between_the_two() -> None:
-    draft = of_another_vocabulary(TabularModel(lambda _: np.full(3, 1 / 3), 3), ("b", "a", "ab"))
-    target = TabularModel(lambda _: np.full(3, 1 / 3), 3)
+    target = TabularModel(lambda _: np.full(len(TEXTS), 1 / len(TEXTS)), len(TEXTS))
+    draft = of_another_vocabulary(target, ("", "b", "a"))
     made = drafter_of(MODEL, Pair(target, draft, None), target, 1)
     assert type(made) is type(draft)
     assert made is not draft
