@@ -16,6 +16,11 @@ from typing import Any
 
 from .options import WITH_MODEL
 
+NOTE = (
+    "adaptive depth does not carry over: these are the best fixed depths by what was predicted; "
+    "costs were measured with Outrider, and another engine's are its own"
+)
+
 MOST_ROWS = 512
 """Where a schedule ends that has to name its last batch size."""
 
@@ -167,9 +172,7 @@ def _notes(system: str, drafter: str, steps: Schedule) -> Iterator[str]:
         yield f"goes into the generation_config of a model: the {whose}"
     if system in ("sglang", "transformers", "tensorrt-llm") and model:
         yield "block verification does not carry over: tokens are verified one by one"
-    yield "adaptive depth does not carry over: depths are the best fixed ones that were predicted"
     if drafter == "hybrid":
         yield "look-ups beside the draft model do not carry over: the model drafts alone"
     if drafter == "suffix" and system != "vllm":
         yield "suffix look-up does not carry over: n-gram look-up is the nearest"
-    yield "speeds were measured with Outrider: another engine's costs are its own"

@@ -68,9 +68,15 @@ class Forecast:
         """The kinds of text, in order."""
         return tuple(dict.fromkeys(each.kind for each in self.stretches))
 
-    def gain(self, kind: str | None = None) -> Speedup:
-        """Return its expected speed over plain decoding's, on all texts or those of a kind."""
-        return gain([each for each in self.stretches if kind in (None, each.kind)])
+    def gain(self, kind: str | None = None, temperature: float | None = None) -> Speedup:
+        """Return its expected speed over plain decoding's, on all texts or some of them."""
+        return gain(
+            [
+                each
+                for each in self.stretches
+                if kind in (None, each.kind) and temperature in (None, each.temperature)
+            ]
+        )
 
     @property
     def known(self) -> Speedup:
@@ -130,6 +136,14 @@ def gain(stretches: Sequence[Stretch]) -> Speedup:
         own[1] += each.drafting
     plain, drafting = zip(*sums.values(), strict=True)
     return speedup(plain, drafting)
+
+
+def best_of_each(forecasts: Sequence[Forecast]) -> list[Forecast]:
+    """Return each drafter's first forecast with adaptive depth, and with a fixed one."""
+    found: dict[tuple[str, bool], Forecast] = {}
+    for each in forecasts:
+        found.setdefault((each.candidate.drafter, each.bounded), each)
+    return list(found.values())
 
 
 def chosen(forecasts: Sequence[Forecast]) -> Forecast | None:
@@ -231,13 +245,15 @@ def _said(found: Forecast) -> str:
     depth = found.candidate.depth
     how = "adaptive depth" if depth is None else f"{depth} tokens a round"
     said = f"{_NAMES[found.candidate.drafter]} with {how}: {_ratio(found.known)} as fast as plain"
-    kinds = sorted(
-        ((kind, found.gain(kind)) for kind in found.kinds),
-        key=lambda each: each[1].ratio,
-        reverse=True,
-    )
-    if kinds[0][1].ratio > _APART * kinds[-1][1].ratio:
-        said += f" ({', '.join(f'{_ratio(each)} on {kind}' for kind, each in kinds)})"
+    temperatures = dict.fromkeys(each.temperature for each in found.stretches)
+    parts = [
+        {f"on {kind}": found.gain(kind) for kind in found.kinds},
+        {f"at temperature {each:g}": found.gain(temperature=each) for each in temperatures},
+    ]
+    for part in parts:
+        ordered = sorted(part.items(), key=lambda each: each[1].ratio, reverse=True)
+        if ordered[0][1].ratio > _APART * ordered[-1][1].ratio:
+            said += f"; {', '.join(f'{_ratio(each)} {where}' for where, each in ordered)}"
     return said
 
 

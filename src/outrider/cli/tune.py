@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from ..bench import Results, TuneOptions
+from ..bench.engine_flags import NOTE
 from .files import check_file, make_folder, replace_file
 from .flags import flags_of, listed, plain
 from .options import Output, group, titled
@@ -24,6 +26,11 @@ EXAMPLES = """Examples:
     outrider tune --target MODEL --draft MODEL --prompts prompts.jsonl --temp 0.7 --save tuned.toml
     outrider generate --config tuned.toml -p "def fib(n):"
 """
+
+PYTHON = """pair = outrider.load(config={!r})
+decoder = outrider.SpeculativeDecoder(
+    pair.target, pair.drafter, tokenizer=pair.tokenizer, config=pair.config
+)"""
 
 app = App(name="tune", help_epilogue=EXAMPLES, help_format="plaintext")
 
@@ -40,9 +47,11 @@ def tune(
     out: Annotated[str | None, Parameter(group=group("Files"))] = None,
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> int:
-    """Find the fastest settings for a pair of models and its prompts, or that plain decoding is.
+    """Find out whether speculation pays for a model and its prompts, and with which settings.
 
-    Short races halve the field; the last runs the best beside plain decoding and the default.
+    Plain decoding writes texts while rounds are timed; from both the speed of every configuration
+    is predicted, and the best two are raced beside plain decoding. Ctrl-C ends it with what is
+    known by then.
 
     Args:
         save: write what is recommended to this TOML file, for --config.
@@ -89,10 +98,17 @@ def toml(settings: Mapping[str, Any], comments: tuple[str, ...] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _flags(settings: Mapping[str, Any]) -> str:
+    """Write settings as a command line."""
+    words = [f"--{name} {shlex.quote(str(value))}" for name, value in settings.items()]
+    return " ".join(["outrider generate", *words])
+
+
 def _show(found: Recommendation, color: str, saved: str | None) -> None:
     """Print what was predicted and raced, the verdict, and what to paste elsewhere."""
     from rich.text import Text
 
+    from ..bench.forecast import best_of_each
     from ..bench.tables import figures, table
     from .terminal import output
 
@@ -101,20 +117,26 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
     names = ("target", "draft", "runtime", "device", "dtype")
     known = [str(facts[name]) for name in names if facts.get(name)]
     console.print(Text("outrider tune", "bold"), Text(", ".join(known), "dim"))
-    shown = table("configuration", right=("predicted", "95% interval", "raced", "off"))
-    for each in found.forecasts:
-        shown.add_row(*each.cells())
-    console.print(shown)
+    if found.forecasts:
+        shown = table("configuration", right=("predicted", "95% interval", "raced", "off"))
+        for each in best_of_each(found.forecasts):
+            shown.add_row(*each.cells())
+        console.print(shown)
     if found.measurements:
+        console.print(Text("the race", "bold"))
         console.print(figures(Results(facts, found.measurements)))
     for line in found.skipped:
         console.print(Text(f"left out: {line}", "dim"))
     for line in found.verdict:
         console.print(Text(line, "bold"))
+    console.print(Text(f"\n{_flags(found.settings())}"), soft_wrap=True)
     if saved is not None:
-        console.print(Text(f"saved: outrider generate --config {saved}"))
+        console.print(Text(f"saved: outrider generate --config {saved}, or in Python"))
+        console.print(Text(PYTHON.format(saved), "dim"), soft_wrap=True)
     for export in found.exports:
         console.print(Text(f"\n{export.system}", "bold"))
         console.print(Text(export.text), soft_wrap=True)
         for note in export.notes:
             console.print(Text(f"- {note}", "dim"))
+    if found.exports:
+        console.print(Text(f"\n{NOTE}", "dim"))
