@@ -14,7 +14,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import SamplingParams, SpeculativeDecoder
 from ..drafters.base import DraftContext, Drafter
@@ -22,9 +21,6 @@ from ..drafters.lookup import Candidate, LookupDrafter
 from ..policies import Policy
 from ..runtimes.base import Runtime
 from ..types.records import DraftPlan, Prefix, RoundRecord, SequenceState
-
-TWICE = 2
-"""Rounds of a depth in a row, of which the last counts: one of another width can cost more."""
 
 DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 16)
 """Depths that are timed; others lie between them, or beyond."""
@@ -91,37 +87,45 @@ class Timing:
         depths: Sequence[int] = DEPTHS,
     ) -> None:
         self._found: list[RoundRecord] = []
+        self._cycles: list[list[RoundRecord]] = []
         self._params, self._depths, self._drafts = params, tuple(depths), drafter is not None
-        policy = _InTurn(np.repeat(depths, TWICE))
+        self._policy = _Given()
         self._decoder = SpeculativeDecoder(
-            target, drafter or _Guesses(), policy=policy, on_round=self._found.append
+            target, drafter or _Guesses(), policy=self._policy, on_round=self._found.append
         )
         self._prompt = prompt
         self._states = [self._decoder.start(prompt, params)[0] for _ in range(rows)]
         self._decoder.prefill(self._states[0], len(prompt))  # the others find it computed
 
     def cycle(self) -> Iterator[None]:
-        """Time each depth, a turn for each; begin the texts again if there is no room."""
-        most = TWICE * (sum(self._depths) + len(self._depths))
+        """Time each depth, a turn for each; begin the texts again if there is no room.
+
+        From the second cycle on two rounds follow each other at each depth, and the last counts: a
+        round of another width than the one before can cost more.
+        """
+        each = 1 + bool(self._cycles)
+        most = each * (sum(self._depths) + len(self._depths))
         if min(state.remaining for state in self._states) <= most:
             self._decoder.release(self._states, discard=True)
             rows = range(len(self._states))
             self._states = [self._decoder.start(self._prompt, self._params)[0] for _ in rows]
-        batch = self._decoder.pack(self._states)
-        for _ in self._depths:
-            for _ in range(TWICE):
+        batch, last = self._decoder.pack(self._states), list[RoundRecord]()
+        for depth in self._depths:
+            self._policy.depth = depth
+            for _ in range(each):
                 batch = self._decoder.step(batch).batch
+            last.append(self._found[-1])
             yield
+        self._found.clear()
+        self._cycles.append(last)
         self._states = list(batch.states)
 
     @property
     def costs(self) -> Costs | None:
-        """The median of each depth over all cycles but the first, which warms up; None before."""
-        count = len(self._depths)
-        kept = self._found[TWICE - 1 :: TWICE][count : len(self._found) // TWICE // count * count]
-        if not kept:
+        """The median of each depth over all cycles, without the first if there are others."""
+        by_depth = list(zip(*(self._cycles[1:] or self._cycles), strict=True))
+        if not by_depth:
             return None
-        by_depth = [kept[place::count] for place in range(count)]
         return Costs(
             temperature=self._params.temperature,
             rows=len(self._states),
@@ -138,16 +142,14 @@ def cycle(timings: Sequence[Timing]) -> None:
         pass
 
 
-class _InTurn(Policy):
-    """Drafts to each of some depths in turn."""
+class _Given(Policy):
+    """Drafts to the depth that was set last."""
 
-    def __init__(self, depths: NDArray[np.int64]) -> None:
-        self._depths = depths
+    depth = 0
 
     def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
         """Plan the same depth for all rows."""
-        depth = self._depths[states[0].round % len(self._depths)]
-        return DraftPlan(np.full(len(states), depth))
+        return DraftPlan(np.full(len(states), self.depth))
 
 
 class _Guesses(LookupDrafter):

@@ -30,8 +30,8 @@ Item = TypeVar("Item")
 TOGETHER = 4
 """So many texts are written at once."""
 
-COSTS, WRITING, CURVES = 0.2, 0.45, 0.6
-"""Parts of the budget after which no temperature, no text and no larger batch is begun."""
+WRITING, CURVES = 0.4, 0.55
+"""Parts of the budget after which no text and no larger batch is begun."""
 
 LEAST = 16
 """Tokens of a text that say something."""
@@ -155,25 +155,31 @@ class Search:
         prompt = np.resize(np.concatenate(prompts), context).tolist()
         most = min(context + 64 * len(DEPTHS), room or inf) - context
         self._context, self._most = prompt, int(most)
+        self._begin(options.temp[0])
+
+    def _begin(self, temperature: float) -> None:
+        """Time rounds of each depth once, without a model's drafts and with them."""
+        self._say(f"timing rounds of each depth, temperature {temperature:g}")
         models = (False, True)[: 1 + (self._pair.model_drafter is not None)]
-        for temperature in options.temp:
-            if self._gone() < COSTS or not self._timings:
-                self._say(f"timing rounds of each depth, temperature {temperature:g}")
-                own = {
-                    (temperature, model): self._timing(
-                        temperature, options.batch, DEPTHS[: -1 if model else None], model=model
-                    )
-                    for model in models
-                }
-                for _ in range(2):
-                    cycle(list(own.values()))
-                self._timings |= own
+        batch = self._options.batch
+        own = {
+            (temperature, model): self._timing(
+                temperature, batch, DEPTHS[: -1 if model else None], model=model
+            )
+            for model in models
+        }
+        self._timings |= own
+        cycle(list(own.values()))
 
     def _again(self, turn: int) -> None:
-        """Time all depths once more, at one temperature a turn."""
-        temperatures = list(dict.fromkeys(temperature for temperature, _ in self._timings))
-        chosen = temperatures[turn % len(temperatures)]
-        cycle([each for (own, _), each in self._timings.items() if own == chosen])
+        """Time rounds once more, at one temperature a turn, and first at those that are new."""
+        temps = self._options.temp
+        known = {temperature for temperature, _ in self._timings}
+        for temperature in [each for each in temps if each not in known][:1]:
+            self._begin(temperature)
+        self._say(f"timing rounds of each depth, temperature {temps[turn % len(temps)]:g}")
+        same = [t for (own, _), t in self._timings.items() if own == temps[turn % len(temps)]]
+        cycle(same)
 
     def _timing(
         self, temperature: float, rows: int, depths: Sequence[int] = DEPTHS, *, model: bool
@@ -204,10 +210,9 @@ class Search:
         model = Candidate("draft_model" if self._pair.model_drafter else "none")
         decoder = SpeculativeDecoder(target, drafter_of(model, self._pair, target, TOGETHER))
         jobs = self._jobs()
-        for group in _groups(jobs, TOGETHER):
+        for place, group in enumerate(_groups(jobs, TOGETHER)):
             if self._texts and self._gone() > WRITING:
                 break
-            self._again(round(len(self._texts) / TOGETHER))
             self._say(f"decoding plainly, {len(self._texts)} of {len(jobs)} texts{self._kept()}")
             prompts, temps = zip(*group, strict=True)
             for found in written(decoder, prompts, list(map(self._sampling, temps))):
@@ -215,6 +220,7 @@ class Search:
                     self._texts += found
                 elif self._gone() > WRITING and len(found[0].token_ids) >= 2 * LEAST:
                     break
+            self._again(place)
 
     def _kept(self) -> str:
         """Say how much of what the draft model would have drafted is kept so far."""
