@@ -31,7 +31,10 @@ def blocks(page: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
-def test_the_python_code_of_a_page_runs(page: Path) -> None:
+def test_the_python_code_of_a_page_runs(
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # for files that it writes
     shared: dict[str, object] = {"__name__": "document"}
     for line, code in blocks(page):
         exec(compile("\n" * line + code, page, "exec"), shared)
