@@ -179,7 +179,9 @@ def schedule(
     lengths = {
         each.candidate.depth: each.length
         for each in forecasts
-        if each.candidate.drafter == drafter and each.candidate.depth is not None
+        if each.candidate.drafter == drafter
+        and each.candidate.depth is not None
+        and each.candidate.tree is None
     }
     found = []
     for costs in curves:
@@ -242,8 +244,10 @@ def before_texts(costs: Sequence[Costs]) -> Iterator[str]:
 
 def _said(found: Forecast) -> str:
     """Name a configuration and its gain, by kind of text where kinds differ."""
-    depth = found.candidate.depth
+    depth, tree = found.candidate.depth, found.candidate.tree
     how = "adaptive depth" if depth is None else f"{depth} tokens a round"
+    if tree is not None:
+        how = f"trees of {'x'.join(map(str, tree))}"
     said = f"{_NAMES[found.candidate.drafter]} with {how}: {_ratio(found.known)} as fast as plain"
     temperatures = dict.fromkeys(each.temperature for each in found.stretches)
     parts = [

@@ -159,6 +159,8 @@ class TuneOptions(_Options):
     """What may draft (default: all that the models allow)."""
     depths: tuple[int, ...] = (1, 2, 4, 8)
     """Tokens drafted in a row; the adaptive depth always takes part."""
+    tree_shape: tuple[str, ...] = ()
+    """Trees to try beside chains, as children at each depth, such as 2x2x1."""
     context: int | None = None
     """Tokens before those that are timed (default: as many as the prompts have)."""
     batch: int = 1
@@ -186,6 +188,7 @@ class TuneOptions(_Options):
         real("budget", self.budget, "seconds, at least 1", lambda each: each >= 1)
         _check_lists(self, "drafters", "depths", "temp")
         _check(self, _temperature, "temp")
+        _check(self, _tree, "tree_shape")
         if not self.has_model and (models := set(self.drafters or ()) & set(WITH_MODEL)):
             raise InvalidConfigError("drafters", min(models), "a draft model beside it")
 

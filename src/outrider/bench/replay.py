@@ -18,12 +18,14 @@ from ..drafters.base import Drafter
 from ..engine.commit import StepResult
 from ..runtimes.base import Capabilities, Cursor, Runtime
 from ..types.records import MODEL, DraftProposal, Prefix, RoundRecord, SequenceState, TargetScores
+from ..types.trees import node_depths
 from .costs import Costs
 from .records import Prompt
 from .texts import Text
 
-_LEAST = 256
-"""Entries of a vocabulary: enough for the entropy of a draft that is not sure at all."""
+_LEAST, _OTHERS = 256, 16
+"""Entries of a vocabulary, enough for the entropy of a draft that is not sure at all; and how many
+of them are in no text: children of a node that are not kept."""
 
 
 class Replay(SpeculativeDecoder):
@@ -49,7 +51,7 @@ class Replay(SpeculativeDecoder):
         drawn: Costs | None = None,
     ) -> None:
         self._script = _Script(texts)
-        model = ModelDrafter(_Draft(self._script, blocks=config.verification != "token"))
+        model = ModelDrafter(_Draft(self._script, config))
         super().__init__(_Target(self._script), drafter(model), config=config)
         self._rounds, self._drawn = rounds, drawn or rounds
         self._prefilled: set[int] = set()
@@ -121,7 +123,7 @@ class _Script:
     Attributes:
         texts: what was recorded.
         rows: the text of each sequence.
-        vocab_size: of all texts, with a token that is in none of them: the last.
+        vocab_size: of all texts, the last of which are in none of them.
     """
 
     def __init__(self, texts: Sequence[Text]) -> None:
@@ -129,7 +131,9 @@ class _Script:
         self.rows: dict[int, int] = {}
         whole = [np.array([*text.prompt.token_ids, *text.token_ids]) for text in texts]
         self._whole = [np.unique(tokens, return_inverse=True)[1] for tokens in whole]
-        self.vocab_size = max([_LEAST, *(int(tokens.max()) + 2 for tokens in self._whole)])
+        self.vocab_size = max(
+            [_LEAST, *(int(tokens.max()) + 1 + _OTHERS for tokens in self._whole)]
+        )
 
     def parts(self, text: int) -> tuple[list[int], list[int]]:
         """Return the tokens of a text's prompt, and those that were written."""
@@ -147,14 +151,23 @@ class _Script:
 
         One number, the same for all drafts from here, decides how much is kept.
         """
-        row = self.rows[prefix.sequence_id]
-        text = self.texts[row]
-        place = prefix.length - len(text.prompt.token_ids)
+        text, place = self._place(prefix)
         reach = text.reach(place, depth, blocks=blocks)
-        kept = int((np.random.default_rng([row, place]).random() < reach).sum())
+        chance = np.random.default_rng([self.rows[prefix.sequence_id], place]).random()
+        kept = int((chance < reach).sum())
         tokens = self.after(prefix, kept) + [self.vocab_size - 1] * (depth - kept)
         confidence = text.confidence[place : place + depth]
         return tokens, confidence + [0.5] * (depth - len(confidence))
+
+    def ranks(self, prefix: Prefix, depth: int) -> list[int]:
+        """Return which child of its node each of the next tokens is in a draft's tree."""
+        text, place = self._place(prefix)
+        found = text.ranks[place : place + depth]
+        return found + [_OTHERS] * (depth - len(found))
+
+    def _place(self, prefix: Prefix) -> tuple[Text, int]:
+        text = self.texts[self.rows[prefix.sequence_id]]
+        return text, prefix.length - len(text.prompt.token_ids)
 
 
 class _Target(Runtime):
@@ -165,12 +178,13 @@ class _Target(Runtime):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Chains of any length."""
-        return Capabilities(self._script.vocab_size, torch.device("cpu"), trees=False)
+        """Chains and trees of any size."""
+        return Capabilities(self._script.vocab_size, torch.device("cpu"))
 
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Return point masses [B, N + 1, V] on the tokens of the script."""
         tokens = torch.tensor([self._script.after(each, proposal.width + 1) for each in prefixes])
+        tokens = tokens.gather(1, torch.from_numpy(node_depths(proposal.structure)))
         logits = torch.zeros(*tokens.shape, self._script.vocab_size)
         return TargetScores(logits.scatter_(-1, tokens[..., None], 1.0))
 
@@ -178,13 +192,14 @@ class _Target(Runtime):
 class _Draft(Runtime):
     """Drafts what was kept of the script, and then a token that is not in it."""
 
-    def __init__(self, script: _Script, *, blocks: bool) -> None:
-        self._script, self._blocks = script, blocks
+    def __init__(self, script: _Script, config: SpeculativeConfig) -> None:
+        self._script, self._trees = script, config.drafts_trees
+        self._blocks = config.verification != "token"
 
     @property
     def capabilities(self) -> Capabilities:
-        """Chains of any length."""
-        return Capabilities(self._script.vocab_size, torch.device("cpu"), trees=False)
+        """Chains and trees of any size."""
+        return Capabilities(self._script.vocab_size, torch.device("cpu"))
 
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Refuse: it only drafts."""
@@ -192,12 +207,16 @@ class _Draft(Runtime):
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
         """Open a cursor at the end of the prefixes."""
+        if self._trees:
+            tokens = torch.tensor([self._script.after(each, depth) for each in prefixes])
+            ranks = torch.tensor([self._script.ranks(each, depth) for each in prefixes])
+            return _Tree(tokens, ranks, self._script.vocab_size)
         drafts = [self._script.drafted(each, depth, blocks=self._blocks) for each in prefixes]
-        tokens, confidence = zip(*drafts, strict=True)
-        return _Cursor(torch.tensor(tokens), torch.tensor(confidence), self._script.vocab_size)
+        chains, confidence = zip(*drafts, strict=True)
+        return _Chain(torch.tensor(chains), torch.tensor(confidence), self._script.vocab_size)
 
 
-class _Cursor(Cursor):
+class _Chain(Cursor):
     """Gives one token after another, in distributions as sure of them as the draft model was."""
 
     def __init__(self, tokens: Tensor, confidence: Tensor, vocab_size: int) -> None:
@@ -215,6 +234,45 @@ class _Cursor(Cursor):
         """Go on, whatever was drawn; see `Cursor`."""
         self._place += 1
         return self.logits
+
+
+class _Tree(Cursor):
+    """Ranks a script's token among the children of each node that lies on it.
+
+    Args:
+        tokens: of the script, int64 [B, K].
+        ranks: of each among its siblings, [B, K].
+        vocab_size: V.
+    """
+
+    def __init__(self, tokens: Tensor, ranks: Tensor, vocab_size: int) -> None:
+        self._tokens, self._ranks, self._depth = tokens, ranks, 0
+        self._on = torch.ones(len(tokens), 1, dtype=torch.bool)  # of each node, the prefix first
+        self._others = torch.full((vocab_size,), -1e3)
+        self._others[-_OTHERS:] = -2.0 * torch.arange(_OTHERS) - 1
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits [B, V]."""
+        return self._ranked(self._on)[:, 0]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Refuse: it is fed trees."""
+        raise NotImplementedError
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Feed nodes; see `Cursor`."""
+        on = self._on.gather(1, parents) & (tokens == self._tokens[:, self._depth, None])
+        self._on, self._depth = torch.cat([self._on, on], 1), self._depth + 1
+        return self._ranked(on)
+
+    def _ranked(self, on: Tensor) -> Tensor:
+        """Return the logits after nodes [B, M] at the present depth."""
+        token, rank = self._tokens[:, self._depth], self._ranks[:, self._depth]
+        logits = self._others.repeat(*on.shape, 1)
+        places = token[:, None, None].expand(*on.shape, 1)
+        found = torch.where(on & (rank < _OTHERS)[:, None], -2.0 * rank[:, None], -1e3)
+        return logits.scatter(-1, places, found[..., None])
 
 
 def _others(confidence: Tensor, vocab_size: int) -> Tensor:

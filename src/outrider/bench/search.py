@@ -17,7 +17,7 @@ from .. import Pair, SamplingParams, SpeculativeDecoder, SuffixDrafter
 from ..engine.methods import WITH_MODEL, make_drafter
 from .costs import DEPTHS, Costs, Timing, cycle
 from .forecast import Forecast, Stretch, chosen
-from .options import Progress, TuneOptions
+from .options import Progress, TuneOptions, shape_of
 from .race import Lane, OutriderRunner, config_of, drafter_of
 from .records import PLAIN, Candidate, Measurement, Prompt, Workload
 from .replay import Replay
@@ -46,7 +46,7 @@ FINALISTS = 2
 def candidates(options: TuneOptions) -> list[Candidate]:
     """List what is tried: each drafter with adaptive depth, and at each fixed depth."""
     drafting = [(drafter, None) for drafter in options.chosen_drafters]
-    return grid(drafting, ("block",), (None, *options.depths), ())
+    return grid(drafting, ("block",), (None, *options.depths), options.tree_shape)
 
 
 class Search:
@@ -113,7 +113,11 @@ class Search:
         """Predict all configurations from the texts and costs so far, the fastest first."""
         texts = [text for text in self._texts if len(text.token_ids) >= LEAST]
         if not self._forecasts and texts and self.costs:
+            model = self._pair.model_drafter
+            chains = WITH_MODEL if model is not None and not model.branches else ()
             for candidate in candidates(self._options):
+                if candidate.tree and candidate.drafter in chains:
+                    continue
                 self._say(f"predicting {candidate.label}")
                 self._forecasts.append(self._forecast(candidate, texts))
         both = [
@@ -209,13 +213,14 @@ class Search:
         target = self._pair.target.fresh(TOGETHER)
         model = Candidate("draft_model" if self._pair.model_drafter else "none")
         decoder = SpeculativeDecoder(target, drafter_of(model, self._pair, target, TOGETHER))
-        jobs = self._jobs()
+        jobs, shapes = self._jobs(), map(shape_of, self._options.tree_shape)
+        children = max((most for shape in shapes for most in shape), default=0)
         for place, group in enumerate(_groups(jobs, TOGETHER)):
             if self._texts and self._gone() > WRITING:
                 break
             self._say(f"decoding plainly, {len(self._texts)} of {len(jobs)} texts{self._kept()}")
             prompts, temps = zip(*group, strict=True)
-            for found in written(decoder, prompts, list(map(self._sampling, temps))):
+            for found in written(decoder, prompts, list(map(self._sampling, temps)), children):
                 if len(found[0].token_ids) == 1:
                     self._texts += found
                 elif self._gone() > WRITING and len(found[0].token_ids) >= 2 * LEAST:

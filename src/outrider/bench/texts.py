@@ -25,7 +25,7 @@ from ..runtimes.base import Runtime
 from ..sampling.batch import Batch
 from ..sampling.distributions import distributions
 from ..types.plan import StopRule
-from ..types.records import Distributions, DraftPlan
+from ..types.records import Distributions, DraftPlan, DraftProposal, DraftTree
 from .records import Prompt
 
 Floats = NDArray[np.float64]
@@ -41,6 +41,8 @@ class Text:
         token_ids: written so far.
         ratios: for each, the draft's probability of it over the target's.
         confidence: for each, the draft's confidence in what it would have drafted there.
+        ranks: for each, which of the draft's children of one node it was kept as, from 0, or their
+            number if none was; empty if no trees are tried.
         prefill_s: seconds that the draft took for the prompt.
     """
 
@@ -49,6 +51,7 @@ class Text:
     token_ids: list[int] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
     prefill_s: float = 0.0
 
     def reach(self, place: int, depth: int, *, blocks: bool) -> Floats:
@@ -70,7 +73,10 @@ class Text:
 
 
 def written(
-    decoder: SpeculativeDecoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    children: int = 0,
 ) -> Iterator[list[Text]]:
     """Write texts together, a token of each a turn, with the draft model looking on.
 
@@ -78,6 +84,7 @@ def written(
         decoder: a target, and a drafter with a model or none; it decodes nothing itself.
         prompts: to go on from.
         params: of each: how a token is drawn, and how many; the draft's are the same.
+        children: how many of the draft's tokens, each after the same text, are ranked.
 
     Yields:
         The same texts after each token.
@@ -88,22 +95,23 @@ def written(
             part.reset()
     states = [decoder.start(list(prompt.token_ids), asked)[0] for prompt, asked in pairs]
     found = [Text(prompt, asked.temperature) for prompt, asked in pairs]
-    random = torch.Generator(decoder.target.device).manual_seed(0)
     try:
         for turn in range(max(asked.max_tokens for asked in params)):
             live = [row for row, asked in enumerate(params) if turn < asked.max_tokens]
             batch = decoder.pack(states[row] for row in live)
             start = perf_counter()
-            drafted, confidence = _drafted(decoder, batch)
+            drafted, confidence = _drafted(decoder, batch, 0)
             seconds = perf_counter() - start
-            made, tokens = _drawn(decoder.target, batch, random)
-            ratios = (_at(drafted, tokens) / _at(made, tokens)).tolist()
+            siblings = _drafted(decoder, batch, children)[0] if children else drafted
+            made, tokens, ranks = _drawn(decoder, batch, siblings)
+            ratios = (_at(drafted.distributions, tokens) / _at(made, tokens)).tolist()
             prompted = sum(state.prompt_length for state in batch.states)
             for place, row in enumerate(live):
                 text, state, token = found[row], states[row], int(tokens[place])
                 text.token_ids.append(token)
                 text.ratios.append(ratios[place])
                 text.confidence.append(confidence[place])
+                text.ranks += ranks[place : place + 1]
                 if turn == 0:
                     text.prefill_s = seconds * state.prompt_length / prompted
                 longer = state.prefix.extended([token])
@@ -114,36 +122,57 @@ def written(
 
 
 @torch.inference_mode()
-def _drafted(decoder: SpeculativeDecoder, batch: Batch) -> tuple[Distributions, list[float]]:
-    """Draft a token a row: the distributions it was drawn from, for [B, 1], and confidences."""
+def _drafted(
+    decoder: SpeculativeDecoder, batch: Batch, children: int
+) -> tuple[DraftProposal, list[float]]:
+    """Draft a token a row, or so many children of its last one; and the confidence in the first."""
     rows = len(batch.states)
-    proposal = nothing_drafted(rows, decoder.target.device)
-    plan = DraftPlan(np.ones(rows, dtype=np.int64), stop=_One())
-    draws = batch.draws(decoder.chance, 1, coupled=False)
+    if decoder.drafter is None:
+        return nothing_drafted(rows, decoder.target.device), [0.0] * rows
+    tree = DraftTree((children,), (children,)) if children else None
+    plan = DraftPlan(np.ones(rows, dtype=np.int64), tree, None if children else _One())
+    draws = batch.draws(decoder.chance, plan.width, coupled=False)
     ctx = DraftContext(batch, draws, plan, decoder.config)
-    if decoder.drafter is not None:
-        proposal = decoder.drafter.propose([state.prefix for state in batch.states], plan, ctx)
-    if proposal.distributions is None:
-        none = torch.full((rows, 1), -1, device=decoder.target.device)
-        return Distributions(point_masses=none), [0.0] * rows
+    proposal = decoder.drafter.propose([state.prefix for state in batch.states], plan, ctx)
     known = ctx.confidence
-    return proposal.distributions, known[:, 0].tolist() if known.shape[1] else [0.5] * rows
+    return proposal, known[:, 0].tolist() if known.shape[1] else [0.5] * rows
 
 
 @torch.inference_mode()
-def _drawn(target: Runtime, batch: Batch, random: torch.Generator) -> tuple[Distributions, Tensor]:
-    """Draw each row's next token from the target: its distributions, for [B, 1], and the tokens."""
+def _drawn(
+    decoder: SpeculativeDecoder, batch: Batch, drafted: DraftProposal
+) -> tuple[Distributions, Tensor, list[int]]:
+    """Draw each row's next token from the target, as verification of what was drafted does.
+
+    Returns:
+        The target's distributions, for [B, 1], the tokens, int64 [B], and which of those drafted
+        each is, of trees alone.
+    """
     prefixes = [state.prefix for state in batch.states]
-    logits = target.verify(prefixes, nothing_drafted(len(prefixes), target.device)).logits
+    nothing = nothing_drafted(len(prefixes), decoder.target.device)
+    logits = decoder.target.verify(prefixes, nothing).logits
     made, _ = distributions(logits, batch.params)
+    if drafted.parents is None:
+        drafted = nothing
     if made.probs is None:
         assert made.point_masses is not None
-        return made, made.point_masses[:, 0]
-    return made, torch.multinomial(made.probs[:, 0], 1, generator=random)[:, 0]
+        tokens = made.point_masses[:, 0]
+        kept = torch.cat([tokens[:, None] == drafted.tokens, tokens[:, None] == tokens[:, None]], 1)
+        ranks = kept.int().argmax(1)
+    else:
+        probs = made.probs.expand(-1, drafted.width + 1, -1)
+        draws = batch.draws(decoder.chance, drafted.width, coupled=False)
+        verdict = decoder.verifier.verify(drafted, probs, draws)
+        ranks = torch.where(verdict.node > 0, verdict.node - 1, drafted.width)
+        both = torch.cat([drafted.tokens, verdict.next_token[:, None]], 1)
+        tokens = both.gather(1, ranks[:, None])[:, 0]
+    return made, tokens, ranks.tolist() if drafted.width else []
 
 
-def _at(made: Distributions, tokens: Tensor) -> Tensor:
+def _at(made: Distributions | None, tokens: Tensor) -> Tensor:
     """Return the probability of each row's token, float64 [B], by distributions for [B, 1]."""
+    if made is None:
+        return torch.zeros(len(tokens), dtype=torch.float64)
     if made.probs is None:
         assert made.point_masses is not None
         return (made.point_masses[:, 0] == tokens).double()

@@ -81,6 +81,8 @@ class Recommendation:
         made["depth"] = "adaptive" if self.candidate.depth is None else "fixed"
         if self.candidate.depth is not None:
             made["num-speculative-tokens"] = self.candidate.depth
+        if self.candidate.tree is not None:
+            made["tree-shape"] = list(self.candidate.tree)
         return made
 
     def document(self) -> dict[str, Any]:

@@ -100,7 +100,11 @@ def toml(settings: Mapping[str, Any], comments: tuple[str, ...] = ()) -> str:
 
 def _flags(settings: Mapping[str, Any]) -> str:
     """Write settings as a command line."""
-    words = [f"--{name} {shlex.quote(str(value))}" for name, value in settings.items()]
+    texts = {
+        name: "x".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in settings.items()
+    }
+    words = [f"--{name} {shlex.quote(text)}" for name, text in texts.items()]
     return " ".join(["outrider generate", *words])
 
 

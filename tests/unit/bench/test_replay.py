@@ -37,10 +37,10 @@ def params(temperature: float = 0.0) -> SamplingParams:
     return SamplingParams(max_tokens=TOKENS, temperature=temperature, ignore_eos=True)
 
 
-def texts(temperature: float = 0.0) -> list[Text]:
+def texts(temperature: float = 0.0, children: int = 0) -> list[Text]:
     target, model = pair().target, pair().model_drafter
     decoder = SpeculativeDecoder(target, model)
-    *_, found = written(decoder, PROMPTS, [params(temperature)] * len(PROMPTS))
+    *_, found = written(decoder, PROMPTS, [params(temperature)] * len(PROMPTS), children)
     return found
 
 
@@ -60,6 +60,28 @@ def test_greedy_rounds_are_those_of_real_decoding(name: str) -> None:
     assert again.rounds == real.metrics.rounds
     assert again.drafted == real.metrics.drafted
     assert again.accepted == real.metrics.accepted
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (1, 3, 1)])
+@pytest.mark.parametrize("name", ["draft_model", "hybrid", "suffix"])
+def test_greedy_trees_are_those_of_real_decoding(name: str, shape: tuple[int, ...]) -> None:
+    config = fixed(len(shape), tree_shape=shape)
+    replay = Replay(texts(children=3), DRAFTERS[name], config, COSTS)
+    replay.run()
+    drafter = DRAFTERS[name](pair().model_drafter)
+    real = SpeculativeDecoder(pair().target, drafter, config=config)
+    for prompt in PROMPTS:
+        real.generate(list(prompt.token_ids), params())
+    again = replay.metrics
+    assert again.rounds == real.metrics.rounds
+    assert again.drafted == real.metrics.drafted
+    assert again.accepted == real.metrics.accepted
+
+
+def test_a_drawn_token_is_among_the_children_that_kept_it() -> None:
+    for text in texts(0.8, children=2):
+        assert len(text.ranks) == TOKENS
+        assert set(text.ranks) <= {0, 1, 2}
 
 
 def test_a_perfect_draft_keeps_all_and_costs_what_it_was_given() -> None:
