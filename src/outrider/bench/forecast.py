@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from .costs import Costs
 from .options import WITH_MODEL
@@ -55,6 +56,7 @@ class Forecast:
         model_s: the part of the seconds with drafts that the draft model takes.
         length: tokens that a round emits.
         raced: what a race measured.
+        scale: what a race said over what was predicted, for this configuration or those raced.
     """
 
     candidate: Candidate
@@ -62,6 +64,7 @@ class Forecast:
     model_s: float = 0.0
     length: float = 1.0
     raced: tuple[Stretch, ...] = ()
+    scale: float = 1.0
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -69,14 +72,13 @@ class Forecast:
         return tuple(dict.fromkeys(each.kind for each in self.stretches))
 
     def gain(self, kind: str | None = None, temperature: float | None = None) -> Speedup:
-        """Return its expected speed over plain decoding's, on all texts or some of them."""
-        return gain(
-            [
-                each
-                for each in self.stretches
-                if kind in (None, each.kind) and temperature in (None, each.temperature)
-            ]
-        )
+        """Return its speed over plain decoding's, on all texts or some, as it is expected now."""
+        some = [
+            each
+            for each in self.stretches
+            if kind in (None, each.kind) and temperature in (None, each.temperature)
+        ]
+        return gain(some, self.scale)
 
     @property
     def known(self) -> Speedup:
@@ -93,7 +95,7 @@ class Forecast:
 
     def cells(self) -> tuple[str, ...]:
         """Return a row of a table: the prediction, its interval, the race, and their difference."""
-        expected, raced = self.gain(), gain(self.raced).ratio if self.raced else None
+        expected, raced = gain(self.stretches), gain(self.raced).ratio if self.raced else None
         low, high = expected.low, expected.high
         return (
             self.candidate.label,
@@ -127,7 +129,21 @@ class Forecast:
         return left / self.model_s if self.model_s else 0.0
 
 
-def gain(stretches: Sequence[Stretch]) -> Speedup:
+def scaled(forecasts: Sequence[Forecast]) -> list[Forecast]:
+    """Correct predictions by what the race says, the fastest first.
+
+    Costs that are off are so for all: what was not raced is expected to be off as what was.
+    """
+    errors = [1 + each.error for each in forecasts if each.error is not None]
+    usual = fmean(errors) if errors else 1.0
+    found = [
+        replace(each, scale=1 / (usual if each.error is None else 1 + each.error))
+        for each in forecasts
+    ]
+    return sorted(found, key=lambda each: each.known.ratio, reverse=True)
+
+
+def gain(stretches: Sequence[Stretch], scale: float = 1.0) -> Speedup:
     """Return the ratio of speeds; texts that go on from one prompt count as one."""
     sums: dict[str, list[float]] = {}
     for each in stretches:
@@ -135,7 +151,7 @@ def gain(stretches: Sequence[Stretch]) -> Speedup:
         own[0] += each.plain
         own[1] += each.drafting
     plain, drafting = zip(*sums.values(), strict=True)
-    return speedup(plain, drafting)
+    return speedup([scale * each for each in plain], drafting)
 
 
 def best_of_each(forecasts: Sequence[Forecast]) -> list[Forecast]:

@@ -16,7 +16,7 @@ import numpy as np
 from .. import Pair, SamplingParams, SpeculativeDecoder, SuffixDrafter
 from ..engine.methods import WITH_MODEL, make_drafter
 from .costs import DEPTHS, Costs, Timing, cycle
-from .forecast import Forecast, Stretch, chosen
+from .forecast import Forecast, Stretch, chosen, scaled
 from .options import Progress, TuneOptions, shape_of
 from .race import Lane, OutriderRunner, config_of, drafter_of
 from .records import PLAIN, Candidate, Measurement, Prompt, Workload
@@ -62,7 +62,7 @@ class Search:
     ) -> None:
         self._options, self._pair, self._workload = options, pair, workload
         self._report = report
-        self._start = perf_counter()
+        self._start, self._step = perf_counter(), ""
         self._context: list[int] = []
         self._most = 0
         self._texts: list[Text] = []
@@ -86,10 +86,11 @@ class Search:
         """Return the part of the budget that is gone."""
         return (perf_counter() - self._start) / self._options.budget
 
-    def _say(self, what: str) -> None:
-        """Report a step."""
+    def _say(self, what: str | None = None) -> None:
+        """Report a step, or how far time has gone in the last one."""
+        self._step = what or self._step
         budget = round(self._options.budget)
-        self._report(min(round(self._gone() * budget), budget), budget, what)
+        self._report(min(round(self._gone() * budget), budget), budget, self._step)
 
     def _sampling(self, temperature: float) -> SamplingParams:
         """Return the parameters of every request."""
@@ -120,11 +121,11 @@ class Search:
                     continue
                 self._say(f"predicting {candidate.label}")
                 self._forecasts.append(self._forecast(candidate, texts))
-        both = [
+        raced = [
             replace(each, raced=tuple(self._raced.get(each.candidate, ())))
             for each in self._forecasts
         ]
-        return sorted(both, key=lambda each: each.known.ratio, reverse=True)
+        return scaled(raced)
 
     def _forecast(self, candidate: Candidate, texts: Sequence[Text]) -> Forecast:
         """Predict what a configuration and plain decoding take for texts."""
@@ -221,6 +222,7 @@ class Search:
             self._say(f"decoding plainly, {len(self._texts)} of {len(jobs)} texts{self._kept()}")
             prompts, temps = zip(*group, strict=True)
             for found in written(decoder, prompts, list(map(self._sampling, temps)), children):
+                self._say()
                 if len(found[0].token_ids) == 1:
                     self._texts += found
                 elif self._gone() > WRITING and len(found[0].token_ids) >= 2 * LEAST:
@@ -267,6 +269,7 @@ class Search:
                 self._keep(trial, race.measurements())
 
     def _until(self, share: float, _lanes: Sequence[Lane]) -> None:
+        self._say()
         if self._gone() > share:
             raise _TimeIsUp
 

@@ -64,15 +64,18 @@ def colored(console: Console) -> bool:
 
 
 @contextmanager
-def progress(console: Console, name: str, *, logged: bool = True) -> Iterator[Advance]:
+def progress(
+    console: Console, name: str, *, unit: str = "done", logged: bool = True
+) -> Iterator[Advance]:
     """Show a progress bar on a terminal, gone at the end; elsewhere lines, if it is `logged`."""
     if not console.file.isatty():
-        yield _lines(name) if logged else silent
+        yield _lines(name, unit) if logged else silent
         return
     columns = (
         TextColumn(name),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
+        TextColumn(unit),
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
@@ -85,7 +88,7 @@ def progress(console: Console, name: str, *, logged: bool = True) -> Iterator[Ad
         yield advance
 
 
-def _lines(name: str) -> Advance:
+def _lines(name: str, unit: str) -> Advance:
     """Make what says on standard error which step comes next, seldom enough for a log."""
     said, last = "", -PAUSE_S
 
@@ -93,7 +96,7 @@ def _lines(name: str) -> Advance:
         nonlocal said, last
         if what != said and monotonic() - last >= PAUSE_S:
             said, last = what, monotonic()
-            print(f"outrider: {name}: {what} ({done} of {total} done)", file=sys.stderr)
+            print(f"outrider: {name}: {what} ({done} of {total} {unit})", file=sys.stderr)
 
     return advance
 

@@ -68,7 +68,7 @@ def tune(
         from .terminal import progress, quiet
 
         quiet()
-        with progress(Console(stderr=True), "racing") as advance:
+        with progress(Console(stderr=True), "tuning", unit="s") as advance:
             found = run_tune(asked, advance)
         text = json.dumps(found.document())
         if save is not None:

@@ -11,6 +11,7 @@ from outrider.bench.forecast import (
     basis,
     before_texts,
     chosen,
+    scaled,
     schedule,
     verdict,
 )
@@ -68,6 +69,17 @@ def test_a_race_outweighs_a_prediction() -> None:
     assert raced.known.ratio < 1
     assert raced.error == pytest.approx(1.8 / 0.905 - 1)
     assert chosen([raced]) == raced  # bounded, and expected to gain on some kind
+
+
+def test_what_was_not_raced_is_expected_to_be_off_as_what_was() -> None:
+    raced = forecast(editing=(1.8, 1.8), code=(1.8, 1.8), raced=(1.5, 1.5))
+    other = forecast(MODEL, editing=(1.6, 1.6), code=(1.6, 1.6))
+    found = scaled([raced, other])
+    assert [each.candidate for each in found] == [SUFFIX, MODEL]
+    assert found[0].gain().ratio == pytest.approx(1.5)
+    assert found[1].gain().ratio == pytest.approx(1.6 * 1.5 / 1.8)
+    assert found[1].error is None
+    assert found[0].error == pytest.approx(1.8 / 1.5 - 1)
 
 
 def test_verdicts() -> None:
