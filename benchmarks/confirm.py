@@ -115,7 +115,9 @@ def _means(raced: list[Stretch]) -> list[Stretch]:
 def _options(found: dict[str, Any]) -> TuneOptions:
     given = found["environment"]["settings"]
     names = {item.name for item in fields(TuneOptions)} & set(given)
-    values = {n: tuple(given[n]) if isinstance(given[n], list) else given[n] for n in names}
+    values: dict[str, Any] = {
+        name: tuple(given[name]) if isinstance(given[name], list) else given[name] for name in names
+    }
     values["prompts"] = tuple(map(Path, values.get("prompts", ())))
     return TuneOptions(**values)
 
