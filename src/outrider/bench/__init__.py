@@ -22,7 +22,7 @@ from .options import BenchOptions, Progress, TuneOptions, silent
 from .records import Candidate, Measurement, Results
 
 if TYPE_CHECKING:
-    from .page import read_report, render_report
+    from .page import render_report
     from .run import run_bench
     from .tables import as_markdown
     from .tune import Recommendation, run_tune
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "Recommendation": "tune",
     "as_markdown": "tables",
-    "read_report": "page",
     "render_report": "page",
     "run_bench": "run",
     "run_tune": "tune",
@@ -45,7 +44,6 @@ __all__ = [
     "Results",
     "TuneOptions",
     "as_markdown",
-    "read_report",
     "render_report",
     "run_bench",
     "run_tune",

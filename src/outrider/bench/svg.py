@@ -17,15 +17,15 @@ STYLE = """
 .chart .quiet{fill:#57606a}
 .chart .grid{stroke:#d0d7de;stroke-width:1}
 .chart .mark{stroke:#24292f;stroke-width:1.5}
-.chart .a{fill:#0969da}.chart .b{fill:#8c959f}.chart .c{fill:#bf8700}
+.chart .a{fill:#0969da}.chart .b{fill:#8c959f}
 @media (prefers-color-scheme:dark){
 .chart text{fill:#e6edf3}.chart .quiet{fill:#9198a1}.chart .grid{stroke:#3d444d}
-.chart .mark{stroke:#e6edf3}.chart .a{fill:#4493f8}.chart .b{fill:#656c76}.chart .c{fill:#d29922}
+.chart .mark{stroke:#e6edf3}.chart .a{fill:#4493f8}.chart .b{fill:#656c76}
 }
 """
 
 _LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 250, 60, 56, 22, 760
-_HEIGHT, _COLUMNS_LEFT, _COLUMNS_TOP = 170, 48, 36
+_HEIGHT = 140
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +76,20 @@ def bars(title: str, rows: Sequence[Bar], unit: str = "x") -> str:
     return _picture(bottom + 8, title, parts)
 
 
-def columns(
-    title: str, values: Sequence[Sequence[float]], kinds: str = "a", most: float | None = None
-) -> str:
-    """Draw columns, each a stack of values from bottom to top, with a scale on the left.
+def columns(title: str, stacks: Sequence[Sequence[float]], kinds: str) -> str:
+    """Draw columns, each a stack of values from bottom to top, and say how tall the tallest is.
 
-    `kinds` has a class of `STYLE`, one letter, for each place in a stack. Columns taller than
-    `most` are cut off there.
+    `kinds` has a class of `STYLE`, one letter, for each place in a stack.
     """
-    tallest = max(map(sum, values), default=1.0)
-    ticks = _ticks(tallest if most is None else min(tallest, most))
-    bottom, step = _COLUMNS_TOP + _HEIGHT, (_WIDTH - _COLUMNS_LEFT) / max(1, len(values))
-    scale = _HEIGHT / ticks[-1]
-    parts = []
-    for tick in ticks:
-        y = bottom - tick * scale
-        parts.append(_line(_COLUMNS_LEFT, y, _WIDTH, y, "grid"))
-        parts.append(_text(_COLUMNS_LEFT - 6, y + 4, f"{tick:g}", "quiet", "end"))
-    for index, stack in enumerate(values):
-        x, y = _COLUMNS_LEFT + (index + 0.08) * step, float(bottom)
-        hint = f"{index + 1}: " + " + ".join(f"{value:.3g}" for value in stack)
+    tallest = max(map(sum, stacks)) or 1.0
+    step, bottom = _WIDTH / len(stacks), _TOP + _HEIGHT
+    parts = [_text(0, _TOP - 14, f"up to {tallest:.3g}", "quiet")]
+    for index, stack in enumerate(stacks):
+        y, hint = float(bottom), " + ".join(f"{value:.3g}" for value in stack)
         for value, kind in zip(stack, kinds, strict=True):
-            height = min(value * scale, y - _COLUMNS_TOP)
+            height = value * _HEIGHT / tallest
             y -= height
-            parts.append(_rectangle(x, y, step * 0.84, height, kind, hint))
+            parts.append(_rectangle(index * step, y, step * 0.84, height, kind, hint))
     return _picture(bottom + 8, title, parts)
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from math import ceil
 
 import torch
 
-from .. import SamplingParams, SpeculationMetrics
+from .. import SamplingParams, SpeculationMetrics, SpeculativeDecoder
 from ..drafters.base import nothing_drafted
 from ..errors import InvalidConfigError
-from ..runtimes.base import Runtime
 from ..types.prefix import Prefix
 from .race import Run, Runner, Tokens, Watch, race
-from .records import Difference, Measurement, Prompt, Workload
+from .records import Measurement, Prompt, Workload
 from .speedup import Speedup, speedup
 
 WARM_UP = 8
@@ -77,10 +75,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a runner made of a stretch; `metrics` are of all stretches so far."""
+    """What a runner made of a stretch; see `Measurement`. `metrics` are of all stretches so far."""
 
     run: Run
-    differences: list[Difference] | None
+    identical: bool | None
+    errors: tuple[str, ...]
     metrics: SpeculationMetrics | None
 
 
@@ -119,11 +118,7 @@ class TrialRace:
         plain = self._runners[0]
         self._done.append(
             {
-                runner: _Part(
-                    runs[runner],
-                    self._differences(runner, runs[runner], runs[plain], prompts),
-                    None if runner.decoder is None else runner.decoder.metrics,
-                )
+                runner: self._part(runner, runs[runner], runs[plain], prompts)
                 for runner in self._runners
             }
         )
@@ -143,29 +138,15 @@ class TrialRace:
         self._runners = [runner for runner in self._runners if runner not in self.failed]
         return runs
 
-    def _differences(
-        self, runner: Runner, run: Run, plain: Run, prompts: Sequence[Prompt]
-    ) -> list[Difference] | None:
-        """Find where outputs first differ from plain decoding's, and whether rounding explains it.
-
-        None where many outputs are right: above temperature 0, and of lossy methods.
-        """
+    def _part(self, runner: Runner, run: Run, plain: Run, prompts: Sequence[Prompt]) -> _Part:
+        """Compare a runner's outputs with plain decoding's, unless many outputs are right."""
+        metrics = None if runner.decoder is None else runner.decoder.metrics
         if self.trial.sampling.temperature > 0 or runner.candidate.lossy:
-            return None
+            return _Part(run, None, (), metrics)
+        pairs = zip(prompts, run.token_ids, plain.token_ids, strict=True)
         decoder = self._runners[0].decoder
-        differences = []
-        for prompt, own, right in zip(prompts, run.token_ids, plain.token_ids, strict=True):
-            for place, (token, due) in enumerate(zip_longest(own, right)):
-                if token == due:
-                    continue
-                first = Difference(prompt.name, place, token, due)
-                if None not in (token, due) and decoder is not None:
-                    before = (*prompt.token_ids, *right[:place])
-                    gap, allowed = _apart(decoder.target, before, token, due)
-                    first = replace(first, gap=gap, allowed=allowed)
-                differences.append(first)
-                break
-        return differences
+        found = [_error(decoder, *each) for each in pairs if each[1] != each[2]]
+        return _Part(run, not found, tuple(filter(None, found)), metrics)
 
     def measurements(self) -> list[Measurement]:
         """Return what it comes to: one measurement a candidate, none if no stretch was finished."""
@@ -175,7 +156,7 @@ class TrialRace:
         trial = self.trial
         own = [done[runner] for done in self._done]
         plain = [done[self._runners[0]].run for done in self._done]
-        checked = [part.differences for part in own if part.differences is not None]
+        checked = [part.identical for part in own if part.identical is not None]
         found = Measurement(
             candidate=runner.candidate,
             workload=trial.workload.name,
@@ -186,31 +167,42 @@ class TrialRace:
             tokens=tuple(part.run.tokens for part in own),
             speedup=None,
             prompts=min(len(trial.workload.prompts), len(own) * trial.batch),
-            identical=checked.count([]) if checked else None,
-            differences=tuple(each for stretch in checked for each in stretch),
+            identical=sum(checked) if checked else None,
+            errors=tuple(each for part in own for each in part.errors),
             metrics=own[-1].metrics,
         )
         asked = [sum(each.max_tokens for each in trial.params(one)) for one in self._stretches]
         if not list(found.tokens) == [run.tokens for run in plain] == asked[: len(own)]:
             return found
-        seconds = [run.seconds for run in plain]
-        gain = speedup(seconds, found.seconds, len(trial.stretches))
+        gain = speedup([run.seconds for run in plain], found.seconds, len(trial.stretches))
         if runner is self._runners[0]:
             gain = Speedup(1.0)
         return replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)
 
 
-def _apart(target: Runtime, tokens: Sequence[int], one: int, other: int) -> tuple[float, float]:
-    """See `Difference`: the gap between the likeliest token and these, and the gap allowed."""
+def _error(
+    plain: SpeculativeDecoder | None, prompt: Prompt, found: Tokens, expected: Tokens
+) -> str | None:
+    """Say where an output first differs from the greedy one; None where rounding explains it."""
+    pairs = enumerate(zip(found, expected, strict=False))
+    place = next((place for place, pair in pairs if pair[0] != pair[1]), None)
+    if place is None:
+        return f"{prompt.name}: {len(found)} tokens where plain has {len(expected)}"
+    one, other = found[place], expected[place]
+    said = f"{prompt.name}, token {place + 1}: id {one} where plain has {other}"
+    if plain is None:
+        return said
+    target = plain.target
     # Sequence ids below 0 are no decoder's.
-    prefix = Prefix(-1, tokens)
+    prefix = Prefix(-1, (*prompt.token_ids, *expected[:place]))
     with torch.inference_mode():
-        logits = target.verify([prefix], nothing_drafted(1, target.device)).logits[0, 0]
+        logits = target.verify([prefix], nothing_drafted(1, target.device)).logits[0, 0].double()
     target.release([-1], discard=True)
-    logits = logits.double()
     gap = float(logits.max() - torch.minimum(logits[one], logits[other]))
-    largest = float(logits[logits.isfinite()].abs().max())
-    return gap, target.rounding * largest
+    allowed = target.rounding * float(logits[logits.isfinite()].abs().max())
+    if gap <= allowed:
+        return None
+    return f"{said}; their logits are {gap:.2g} apart, and rounding explains {allowed:.2g}"
 
 
 def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:

@@ -86,7 +86,6 @@ def demo(
 
     from outrider_demo import PROMPTS
 
-    from ..bench.formats import row
     from ..bench.race import OutriderRunner
     from ..bench.records import PLAIN, Candidate, Results, Workload
     from ..bench.records import Prompt as BenchPrompt
@@ -150,8 +149,8 @@ def demo(
             "speedup": speculative.speedup,
             "prompts": len(texts),
             "identical": speculative.identical,
-            "plain": row(plain),
-            "speculative": row(speculative),
+            "plain": plain.document(),
+            "speculative": speculative.document(),
         }
         for plain, speculative in found
     ]
