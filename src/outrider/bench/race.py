@@ -17,6 +17,7 @@ from .. import (
     Pair,
     PredictionDrafter,
     SamplingParams,
+    SpeculationMetrics,
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
@@ -43,12 +44,14 @@ class Run:
         prompt_s: of the target's first forward pass, which prefills the prompts; it takes as long
             with drafts as without. What a drafter does in that round counts in `seconds`.
         token_ids: emitted for each prompt.
+        metrics: of the rounds so far; None for systems that do not report them.
         failure: why there is no output; None if there is one.
     """
 
     seconds: float
     prompt_s: float
     token_ids: tuple[Tokens, ...]
+    metrics: SpeculationMetrics | None = None
     failure: str | None = None
 
     @property
@@ -139,7 +142,7 @@ class OutriderRunner(Runner):
             tuple(event.token_id for event in self.events if event.request == request)
             for request in range(len(prompts))
         )
-        return Run(seconds - prompt_s, prompt_s, token_ids)
+        return Run(seconds - prompt_s, prompt_s, token_ids, self.decoder.metrics)
 
 
 @dataclass(slots=True)

@@ -79,19 +79,16 @@ class Candidate:
     @property
     def label(self) -> str:
         """A short name, unique among the candidates of a run."""
-        parts = [] if self.system == "outrider" else [self.system]
-        if self.plain:
-            return " ".join([*parts, "plain"])
-        parts.append(self.drafter)
+        parts = [self.system.removeprefix("outrider"), "plain" if self.plain else self.drafter]
         if self.exit_layers is not None:
             parts.append(f"of {self.exit_layers} layers")
         if self.verification not in (None, "block"):
             parts.append(str(self.verification))
         if self.tree is not None:
             parts.append("tree " + "x".join(map(str, self.tree)))
-        else:
+        elif not self.plain:
             parts.append("adaptive" if self.depth is None else f"k={self.depth}")
-        return " ".join(parts)
+        return " ".join(filter(None, parts)) + " (lossy)" * self.lossy
 
 
 PLAIN = Candidate("none")
@@ -113,7 +110,6 @@ class Measurement:
         prompt_s: for each stretch, the seconds of the target's first forward pass, which prefills
             the prompts.
         tokens: for each stretch, the tokens emitted, counted from ids.
-        prompts: how many different ones the stretches have; 0 if unknown.
         speedup: tokens per second over the baseline's; 1 for the baseline; None where tokens that
             were asked for are missing on either side.
         low, high: its 95% interval over stretches; None with fewer than two different ones.
@@ -131,17 +127,11 @@ class Measurement:
     prompt_s: tuple[float, ...]
     tokens: tuple[int, ...]
     speedup: float | None
-    prompts: int = 0
     low: float | None = None
     high: float | None = None
     identical: int | None = None
     errors: tuple[str, ...] = ()
     metrics: SpeculationMetrics | None = None
-
-    @property
-    def label(self) -> str:
-        """The candidate's name, and whether its verification is lossy."""
-        return self.candidate.label + " (lossy)" * self.candidate.lossy
 
     @property
     def trial(self) -> str:
@@ -166,7 +156,7 @@ class Measurement:
 
     def document(self) -> dict[str, Any]:
         """Return its fields, and what follows from them, as JSON takes it."""
-        found = asdict(self) | {"label": self.label, "tokens_per_s": self.tokens_per_s}
+        found = asdict(self) | {"label": self.candidate.label, "tokens_per_s": self.tokens_per_s}
         if self.metrics is not None:
             found["metrics"]["acceptance_rate"] = self.metrics.acceptance_rate
             found["metrics"]["acceptance_length"] = self.metrics.acceptance_length

@@ -9,7 +9,6 @@ from itertools import count, product
 from typing import Any
 
 from .. import Pair, SamplingParams, load
-from ..errors import InvalidConfigError
 from . import peers
 from .environment import environment
 from .options import BenchOptions, Progress, TuneOptions, shape_of, silent
@@ -18,9 +17,6 @@ from .race import OutriderRunner, config_of
 from .records import PLAIN, Candidate, Measurement, Results, Workload
 from .trial import Trial, TrialRace, fitting
 from .workloads import built_in
-
-WITHOUT_TREES = ("ngram", "prediction")
-"""What finds one continuation only."""
 
 
 def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
@@ -40,8 +36,8 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
         config_of(candidate)
     pair, facts, own = prepared(options, max(options.batches), report)
     workloads = [
-        fitting(workload, options.tokens, room_of(pair))
-        for workload in _workloads(options, pair, own)
+        fitting(each, options.tokens, room_of(pair))
+        for each in ([own] if own else _built_in(options, pair))
     ]
     trials = [
         Trial(
@@ -88,6 +84,17 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     )
 
 
+def _built_in(options: BenchOptions, pair: Pair) -> list[Workload]:
+    count, vocab_size = options.prompts_per_workload, pair.target.vocab_size
+    kinds = options.chosen_workloads
+    return [built_in(kind, pair.tokenizer, vocab_size, count) for kind in kinds]
+
+
+def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
+    drafting = [(drafter, None) for drafter in drafters]
+    return grid(drafting, options.verification, options.depths, options.trees)
+
+
 def prepared(
     options: BenchOptions | TuneOptions, max_sequences: int, report: Progress
 ) -> tuple[Pair, dict[str, Any], Workload | None]:
@@ -126,15 +133,6 @@ def room_of(pair: Pair) -> int | None:
     return OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
 
 
-def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
-    drafting = [
-        (drafter, layers)
-        for drafter in drafters
-        for layers in (options.exit_layers if drafter == "early_exit" else (None,))
-    ]
-    return grid(drafting, options.verification, options.depths, options.trees)
-
-
 def grid(
     drafting: Sequence[tuple[str, int | None]],
     methods: Sequence[str],
@@ -145,28 +143,14 @@ def grid(
 
     `drafting` has drafters, and of how many of the target's layers; a depth of None is adaptive.
     """
-    pairs = list(product(drafting, methods))
+    pairs, shapes = list(product(drafting, methods)), [shape_of("trees", tree) for tree in trees]
     chains = [
         Candidate(drafter, method, depth, exit_layers=layers)
         for ((drafter, layers), method), depth in product(pairs, depths)
     ]
     branching = [
         Candidate(drafter, method, len(shape), shape, layers)
-        for ((drafter, layers), method), shape in product(pairs, map(shape_of, trees))
-        if drafter not in WITHOUT_TREES
+        for ((drafter, layers), method), shape in product(pairs, shapes)
+        if drafter != "ngram"
     ]
     return [*chains, *branching]
-
-
-def _workloads(options: BenchOptions, pair: Pair, own: Workload | None) -> list[Workload]:
-    if own is None:
-        count, vocab_size = options.prompts_per_workload, pair.target.vocab_size
-        return [
-            built_in(kind, pair.tokenizer, vocab_size, count) for kind in options.chosen_workloads
-        ]
-    predicted = any(prompt.prediction is not None for prompt in own.prompts)
-    if "prediction" in (options.drafters or ()) and not predicted:
-        given = f"{own.name} has no row that can be used with a prediction"
-        expected = '"prediction" in its rows'
-        raise InvalidConfigError("prompts", own.name, expected, given=given)
-    return [own]

@@ -8,7 +8,7 @@ from math import ceil
 
 import torch
 
-from .. import SamplingParams, SpeculationMetrics, SpeculativeDecoder
+from .. import SamplingParams
 from ..drafters.base import nothing_drafted
 from ..errors import InvalidConfigError
 from ..types.prefix import Prefix
@@ -73,16 +73,6 @@ class Trial:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a runner made of a stretch; see `Measurement`. `metrics` are of all stretches so far."""
-
-    run: Run
-    identical: bool | None
-    errors: tuple[str, ...]
-    metrics: SpeculationMetrics | None
-
-
 class TrialRace:
     """A trial on its way: stretch by stretch, until all are measured or an interrupt.
 
@@ -96,7 +86,7 @@ class TrialRace:
         self._watch = watch
         self._runners = list(runners)
         self._stretches = trial.stretches * trial.repeats
-        self._done: list[dict[Runner, _Part]] = []
+        self._done: list[dict[Runner, Run]] = []
 
     def run(self, done: Callable[[], object] = lambda: None) -> None:
         """Warm up, then decode all stretches; `done` is called after each."""
@@ -108,20 +98,11 @@ class TrialRace:
             if runner.decoder is not None:
                 runner.decoder.reset_metrics()
         for index, prompts in enumerate(self._stretches):
-            self._stretch(index, prompts)
+            ids = [prompt.token_ids for prompt in prompts]
+            # All of a stretch counts, or an interrupt leaves it undone and nothing does.
+            runs = self._race(ids, self.trial.params(prompts), index, self._watch)
+            self._done.append(runs)
             done()
-
-    def _stretch(self, index: int, prompts: Sequence[Prompt]) -> None:
-        """Race one stretch: all of it counts, or an interrupt left it undone and nothing does."""
-        params = self.trial.params(prompts)
-        runs = self._race([prompt.token_ids for prompt in prompts], params, index, self._watch)
-        plain = self._runners[0]
-        self._done.append(
-            {
-                runner: self._part(runner, runs[runner], runs[plain], prompts)
-                for runner in self._runners
-            }
-        )
 
     def _race(
         self,
@@ -138,71 +119,69 @@ class TrialRace:
         self._runners = [runner for runner in self._runners if runner not in self.failed]
         return runs
 
-    def _part(self, runner: Runner, run: Run, plain: Run, prompts: Sequence[Prompt]) -> _Part:
-        """Compare a runner's outputs with plain decoding's, unless many outputs are right."""
-        metrics = None if runner.decoder is None else runner.decoder.metrics
-        if self.trial.sampling.temperature > 0 or runner.candidate.lossy:
-            return _Part(run, None, (), metrics)
-        pairs = zip(prompts, run.token_ids, plain.token_ids, strict=True)
-        decoder = self._runners[0].decoder
-        found = [_error(decoder, *each) for each in pairs if each[1] != each[2]]
-        return _Part(run, not found, tuple(filter(None, found)), metrics)
-
     def measurements(self) -> list[Measurement]:
         """Return what it comes to: one measurement a candidate, none if no stretch was finished."""
         return [self._measurement(runner) for runner in self._runners if self._done]
 
     def _measurement(self, runner: Runner) -> Measurement:
         trial = self.trial
-        own = [done[runner] for done in self._done]
-        plain = [done[self._runners[0]].run for done in self._done]
-        checked = [part.identical for part in own if part.identical is not None]
+        runs = [done[runner] for done in self._done]
+        plain = [done[self._runners[0]] for done in self._done]
+        identical, errors = None, tuple[str, ...]()
+        if trial.sampling.temperature == 0 and not runner.candidate.lossy:
+            pairs = list(zip(runs, plain, strict=True))
+            identical = sum(run.token_ids == right.token_ids for run, right in pairs)
+            errors = tuple(
+                self._error(*each)
+                for prompts, (run, right) in zip(self._stretches, pairs, strict=False)
+                for each in zip(prompts, run.token_ids, right.token_ids, strict=True)
+                if each[1] != each[2]
+            )
         found = Measurement(
             candidate=runner.candidate,
             workload=trial.workload.name,
             temperature=trial.sampling.temperature,
             batch=trial.batch,
-            seconds=tuple(part.run.seconds for part in own),
-            prompt_s=tuple(part.run.prompt_s for part in own),
-            tokens=tuple(part.run.tokens for part in own),
+            seconds=tuple(run.seconds for run in runs),
+            prompt_s=tuple(run.prompt_s for run in runs),
+            tokens=tuple(run.tokens for run in runs),
             speedup=None,
-            prompts=min(len(trial.workload.prompts), len(own) * trial.batch),
-            identical=sum(checked) if checked else None,
-            errors=tuple(each for part in own for each in part.errors),
-            metrics=own[-1].metrics,
+            identical=identical,
+            errors=tuple(filter(None, errors)),
+            metrics=runs[-1].metrics,
         )
         asked = [sum(each.max_tokens for each in trial.params(one)) for one in self._stretches]
-        if not list(found.tokens) == [run.tokens for run in plain] == asked[: len(own)]:
+        if not list(found.tokens) == [run.tokens for run in plain] == asked[: len(runs)]:
             return found
         gain = speedup([run.seconds for run in plain], found.seconds, len(trial.stretches))
         if runner is self._runners[0]:
             gain = Speedup(1.0)
         return replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)
 
-
-def _error(
-    plain: SpeculativeDecoder | None, prompt: Prompt, found: Tokens, expected: Tokens
-) -> str | None:
-    """Say where an output first differs from the greedy one; None where rounding explains it."""
-    pairs = enumerate(zip(found, expected, strict=False))
-    place = next((place for place, pair in pairs if pair[0] != pair[1]), None)
-    if place is None:
-        return f"{prompt.name}: {len(found)} tokens where plain has {len(expected)}"
-    one, other = found[place], expected[place]
-    said = f"{prompt.name}, token {place + 1}: id {one} where plain has {other}"
-    if plain is None:
-        return said
-    target = plain.target
-    # Sequence ids below 0 are no decoder's.
-    prefix = Prefix(-1, (*prompt.token_ids, *expected[:place]))
-    with torch.inference_mode():
-        logits = target.verify([prefix], nothing_drafted(1, target.device)).logits[0, 0].double()
-    target.release([-1], discard=True)
-    gap = float(logits.max() - torch.minimum(logits[one], logits[other]))
-    allowed = target.rounding * float(logits[logits.isfinite()].abs().max())
-    if gap <= allowed:
-        return None
-    return f"{said}; their logits are {gap:.2g} apart, and rounding explains {allowed:.2g}"
+    def _error(self, prompt: Prompt, found: Tokens, expected: Tokens) -> str:
+        """Say where an output first differs from the greedy one; "" if rounding explains it."""
+        pairs = enumerate(zip(found, expected, strict=False))
+        place = next((place for place, pair in pairs if pair[0] != pair[1]), None)
+        if place is None:
+            return f"{prompt.name}: {len(found)} tokens where plain has {len(expected)}"
+        one, other = found[place], expected[place]
+        decoder = self._runners[0].decoder
+        assert decoder is not None
+        target = decoder.target
+        # Sequence ids below 0 are no decoder's.
+        prefix = Prefix(-1, (*prompt.token_ids, *expected[:place]))
+        with torch.inference_mode():
+            scores = target.verify([prefix], nothing_drafted(1, target.device))
+        logits = scores.logits[0, 0].double()
+        target.release([-1], discard=True)
+        gap = float(logits.max() - torch.minimum(logits[one], logits[other]))
+        allowed = target.rounding * float(logits[logits.isfinite()].abs().max())
+        if gap <= allowed:
+            return ""
+        return (
+            f"{prompt.name}, token {place + 1}: id {one} where plain has {other}; their logits are "
+            f"{gap:.2g} apart, and rounding explains {allowed:.2g}"
+        )
 
 
 def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:
@@ -213,15 +192,13 @@ def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:
     """
     kept, skipped = [], []
     for prompt in workload.prompts:
-        tokens = prompt.max_tokens or max_tokens
-        if room is None or len(prompt.token_ids) + tokens <= room:
+        length, tokens = len(prompt.token_ids), prompt.max_tokens or max_tokens
+        if room is None or length + tokens <= room:
             kept.append(prompt)
         else:
-            skipped.append(
-                f"{workload.name}, {prompt.name}: {len(prompt.token_ids)} tokens and {tokens} to "
-                f"emit exceed the context of {room} tokens"
-            )
+            said = f"{length} tokens and {tokens} to emit exceed the context of {room} tokens"
+            skipped.append(f"{workload.name}, {prompt.name}: {said}")
     if not kept:
         expected = "shorter prompts, or fewer tokens to emit"
         raise InvalidConfigError("max_tokens", max_tokens, expected, given=skipped[-1])
-    return Workload(workload.name, tuple(kept), (*workload.skipped, *skipped))
+    return Workload(workload.name, tuple(kept), tuple(skipped))

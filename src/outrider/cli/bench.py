@@ -65,8 +65,9 @@ def bench(
     with terminable() as interruption, _folder(out, asked.quick) as folder:
         from rich.console import Console
 
-        from ..bench import as_markdown, render_report, run_bench
-        from ..bench.tables import rendered
+        from ..bench.page import render_report
+        from ..bench.run import run_bench
+        from ..bench.tables import as_markdown, rendered
         from . import terminal
 
         terminal.quiet()

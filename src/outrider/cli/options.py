@@ -132,7 +132,7 @@ class Drafting:
 
 
 def _tree(_kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    return shape_of(",".join(token.value for token in tokens), "tree_shape")
+    return shape_of("tree_shape", ",".join(token.value for token in tokens))
 
 
 def speculation_flags(**defaults: Any) -> Any:

@@ -36,7 +36,7 @@ def report(
     """
     from rich.text import Text
 
-    from ..bench import render_report
+    from ..bench.page import render_report
     from ..engine.trace import is_trace, read_trace
     from . import terminal
 

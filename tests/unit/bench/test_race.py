@@ -269,7 +269,7 @@ def test_transformers_races_on_the_same_weights(temperature: float) -> None:
 def test_peers_have_a_depth_where_only_the_adaptive_one_is_asked_for() -> None:
     peers, _ = runners(BenchOptions(quick=True), pair(), 20)
     labels = [each.candidate.label.removeprefix("transformers ") for each in peers]
-    assert labels == ["plain", "ngram k=4", "draft_model adaptive"]
+    assert labels == ["plain", "ngram k=4", "draft_model k=4", "draft_model adaptive"]
 
 
 def _installed(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:

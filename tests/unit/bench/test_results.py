@@ -67,11 +67,10 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
     ]
     for trial, members in results.trials.items():
         expected = [*own, *trees, *([] if "batch" in trial else peers)]
-        assert [each.label for each in members] == expected
+        assert [each.candidate.label for each in members] == expected
         for each in members:
             assert sum(each.tokens) == 6 * len(each.tokens) * each.batch
             assert each.speedup is not None
-            assert each.prompts == 3
             if each.temperature == 0:
                 assert each.identical == len(each.tokens)
     assert results.missing == ("peers: not in batches of 2, they decode one at a time",)
@@ -84,7 +83,7 @@ def test_documents_have_fields_and_what_follows_from_them(results: Results) -> N
     assert document["format"] == "outrider-bench/3"
     assert len(document["measurements"]) == len(results.measurements)
     for found, fields in zip(results.measurements, document["measurements"], strict=True):
-        assert fields["label"] == found.label
+        assert fields["label"] == found.candidate.label
         assert fields["candidate"]["drafter"] == found.candidate.drafter
         assert fields["tokens"] == list(found.tokens)
         assert fields["tokens_per_s"] == pytest.approx(sum(found.tokens) / sum(found.seconds))
@@ -98,8 +97,8 @@ def test_tables_show_every_measurement(results: Results) -> None:
     console.print(rendered(results))
     terminal, markdown = console.export_text(), as_markdown(results)
     for found in results.measurements:
-        assert found.label in terminal
-        assert f"| {found.label} | {found.tokens_per_s:.1f} |" in markdown
+        assert found.candidate.label in terminal
+        assert f"| {found.candidate.label} | {found.tokens_per_s:.1f} |" in markdown
     for verdict in verdicts(results):
         assert verdict in markdown
 
@@ -124,7 +123,6 @@ def test_verdicts_say_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("plain", "why"),
     [
-        ({"prompts": 2}, "the 2 prompts differ too much"),
         ({}, "the prompts differ too much"),
         ({"tokens": (10, 30)}, "the machine was busy: plain decoding alone varied by 28%"),
     ],
@@ -205,17 +203,6 @@ def test_bad_options_are_refused_before_models_are_loaded(
         run_bench(_options(tmp_path, prompts=(tmp_path / "none",)))
     with pytest.raises(InvalidConfigError):
         run_bench(_options(tmp_path, verification=("typical",), trees=("2x1",)))
-
-
-def test_predictions_are_asked_for_where_nothing_has_one(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="no row that can be used with a prediction"):
-        run_bench(_options(tmp_path, drafters=("prediction",)))
-
-
-def test_early_exits_draft_with_the_layers_asked_for(tmp_path: Path) -> None:
-    options = _options(tmp_path, drafters=("early_exit",), exit_layers=(1,), temps=(0.0,))
-    labels = [each.label for each in run_bench(options).measurements]
-    assert labels == ["plain", "early_exit of 1 layers k=3"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Two kinds of pictures as SVG text: horizontal bars with intervals, and columns.
+"""Horizontal bars with intervals as SVG text.
 
 Colours are set by classes and follow the reader's light or dark scheme. Every bar has a title,
 which browsers show when the pointer is over it.
@@ -25,7 +25,6 @@ STYLE = """
 """
 
 _LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 250, 60, 56, 22, 760
-_HEIGHT = 140
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +72,6 @@ def bars(title: str, rows: Sequence[Bar], unit: str = "x") -> str:
             _text(_WIDTH, y + 15, shown, anchor="end"),
             *marks,
         ]
-    return _picture(bottom + 8, title, parts)
-
-
-def columns(title: str, stacks: Sequence[Sequence[float]], kinds: str) -> str:
-    """Draw columns, each a stack of values from bottom to top, and say how tall the tallest is.
-
-    `kinds` has a class of `STYLE`, one letter, for each place in a stack.
-    """
-    tallest = max(map(sum, stacks)) or 1.0
-    step, bottom = _WIDTH / len(stacks), _TOP + _HEIGHT
-    parts = [_text(0, _TOP - 14, f"up to {tallest:.3g}", "quiet")]
-    for index, stack in enumerate(stacks):
-        y, hint = float(bottom), " + ".join(f"{value:.3g}" for value in stack)
-        for value, kind in zip(stack, kinds, strict=True):
-            height = value * _HEIGHT / tallest
-            y -= height
-            parts.append(_rectangle(index * step, y, step * 0.84, height, kind, hint))
     return _picture(bottom + 8, title, parts)
 
 
