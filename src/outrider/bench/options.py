@@ -6,7 +6,6 @@ commas between their values. Nothing here loads a framework.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from ..config.params import LOSSY, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
-from ..config.validation import Check, integer, real, unreadable
+from ..config.validation import Check, integer, real, shape_of, unreadable
 from ..errors import InvalidConfigError
 
 Progress = Callable[[int, int, str], object]
@@ -189,22 +188,6 @@ class TuneOptions(_Options):
         """What may draft, defaults filled in."""
         lookups = ("ngram", "suffix")
         return self.drafters or ((*WITH_MODEL, *lookups) if self.has_model else lookups)
-
-
-def shape_of(field: str, tree: str) -> tuple[int, ...]:
-    """Read the children at each depth that a text such as 2x2x1, or 2,2,1, names.
-
-    Raises:
-        InvalidConfigError: it is no such text.
-    """
-    parts = tree.replace(",", "x").split("x")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise InvalidConfigError(field, tree, "children at each depth, such as 2x2x1")
-    shape = tuple(map(int, parts))
-    nodes = sum(math.prod(shape[: depth + 1]) for depth in range(len(shape)))
-    if nodes > 1024:
-        raise InvalidConfigError(field, tree, f"at most 1024 nodes in all, and this has {nodes}")
-    return shape
 
 
 _count: Check = partial(integer, low=1)

@@ -29,9 +29,6 @@ from .records import Candidate
 _CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 """Assistant settings under which every draft has the same length."""
 
-USUAL_DEPTH = 4
-"""Where only the adaptive depth is asked for, which is Outrider's."""
-
 _OF_TRANSFORMERS = ("transformers", "openvino")
 """Runtimes whose models transformers has loaded."""
 
@@ -49,7 +46,8 @@ def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Peer]
     """
     found: list[Peer] = []
     missing: list[str] = []
-    depths = [depth for depth in options.depths if depth is not None] or [USUAL_DEPTH]
+    # The adaptive depth is Outrider's.
+    depths = [depth for depth in options.depths if depth is not None] or [4]
     for system in (each for each in options.peers if each != "none"):
         try:
             target, draft = _models(system, options, pair)

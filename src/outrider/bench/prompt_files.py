@@ -16,53 +16,31 @@ FORMATS = (
     'or OpenAI batch requests {"body": {"messages": [...]}}'
 )
 
-Row = tuple[str, dict[str, Any]]
-"""An object in a line of a file, and which, such as "some.jsonl line 3"."""
 
+def read_prompts(paths: Sequence[Path], tokenizer: Any) -> Workload:
+    """Make one workload of all files; formats may be mixed.
 
-def read_prompts(path: Path) -> list[Row] | str:
-    """Read a file of prompts: of .jsonl the lines that are not empty, of others the whole text.
-
-    Raises:
-        InvalidConfigError: the file cannot be read, is not UTF-8, has nothing in it, or has a line
-            that is no object of JSON.
-    """
-    text = validation.read_text("prompts", path).removeprefix("\ufeff")
-    if not text.strip():
-        raise InvalidConfigError("prompts", str(path), FORMATS, given=f"{path} has no prompt")
-    if path.suffix != ".jsonl":
-        return text
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        place = f"{path.name} line {number}"
-        try:
-            rows += [(place, _of(dict, place, json.loads(line)))] if line.strip() else []
-        except (json.JSONDecodeError, RecursionError) as error:
-            given = f"{place} is not JSON ({error})"
-            raise InvalidConfigError("prompts", line, FORMATS, given=given) from error
-    return rows
-
-
-def workload_of(files: Mapping[Path, list[Row] | str], tokenizer: Any) -> Workload:
-    """Make one workload of what `read_prompts` read; formats may be mixed.
-
-    Rows are {"prompt": text or token ids}, with "max_tokens" and a "prediction" of the output if
-    wanted; Spec-Bench's {"question_id", "category", "turns"}, of which the first turn is taken;
-    and OpenAI's batch requests {"custom_id", "body"}. Messages are written by the tokenizer's chat
-    template; without one their contents stand alone.
+    A .jsonl file has rows: {"prompt": text or token ids}, with "max_tokens" and a "prediction" of
+    the output if wanted; Spec-Bench's {"question_id", "category", "turns"}, of which the first turn
+    is taken; and OpenAI's batch requests {"custom_id", "body"}. Messages are written by the
+    tokenizer's chat template; without one their contents stand alone. Any other file is one prompt.
 
     Raises:
-        InvalidConfigError: a row cannot be used.
+        InvalidConfigError: a file cannot be read, is not UTF-8 or has no prompt, or a row cannot be
+            used.
     """
     prompts = []
-    for path, found in files.items():
-        if isinstance(found, str):
-            ids = _ids(path.name, found, tokenizer)
-            prompts.append(Prompt(tuple(ids), path.name, kind=path.suffix[1:] or path.stem))
+    for path in paths:
+        text = validation.read_text("prompts", path).removeprefix("\ufeff")
+        if not text.strip():
+            raise InvalidConfigError("prompts", str(path), FORMATS, given=f"{path} has no prompt")
+        if path.suffix == ".jsonl":
+            rows = [(f"{path.name} line {n}", row) for n, row in enumerate(text.split("\n"), 1)]
+            prompts += [_prompt(*each, path.stem, tokenizer) for each in rows if each[1].strip()]
         else:
-            prompts += [_prompt(place, row, path.stem, tokenizer) for place, row in found]
-    name = next(iter(files)).stem if len(files) == 1 else f"{len(files)} files"
-    return Workload(name, tuple(prompts))
+            ids = _ids(path.name, text, tokenizer)
+            prompts.append(Prompt(tuple(ids), path.name, kind=path.suffix[1:] or path.stem))
+    return Workload(paths[0].stem if len(paths) == 1 else f"{len(paths)} files", tuple(prompts))
 
 
 def has_template(tokenizer: Any) -> bool:
@@ -92,7 +70,12 @@ def chat_ids(
     return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
 
 
-def _prompt(place: str, row: dict[str, Any], kind: str, tokenizer: Any) -> Prompt:
+def _prompt(place: str, line: str, kind: str, tokenizer: Any) -> Prompt:
+    try:
+        row = _of(dict, place, json.loads(line))
+    except (json.JSONDecodeError, RecursionError) as error:
+        given = f"{place} is not JSON ({error})"
+        raise InvalidConfigError("prompts", line, FORMATS, given=given) from error
     row = _of(dict, f"{place}: body", row.get("body", row))
     if "prompt" in row:
         ids = _ids(f"{place}: prompt", row["prompt"], tokenizer)

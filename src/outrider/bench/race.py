@@ -11,11 +11,9 @@ from time import perf_counter
 from typing import Any, cast
 
 from .. import (
-    HybridDrafter,
     ModelDrafter,
     NgramDrafter,
     Pair,
-    PredictionDrafter,
     SamplingParams,
     SpeculationMetrics,
     SpeculativeConfig,
@@ -23,8 +21,8 @@ from .. import (
     StreamEvent,
     SuffixDrafter,
 )
+from ..drafters.named import make_drafter as make_drafter
 from ..engine.compatibility import parts_of
-from ..errors import InvalidConfigError
 from ..runtimes.base import Runtime
 from ..types.records import RoundRecord
 from .options import WITH_MODEL
@@ -80,8 +78,12 @@ class Runner(ABC):
 class OutriderRunner(Runner):
     """A decoder of Outrider's own.
 
-    Its target has slots of its own, so that it finds no prompt that another has prefilled. Events
-    have text if there is a tokenizer.
+    Its target has slots of its own, so that it finds no prompt that another has prefilled.
+
+    Args:
+        target, drafter: what decodes.
+        candidate: what it is called.
+        settings: of the decoder; events have text if there is a tokenizer.
 
     Attributes:
         events, records: the tokens and rounds of the last stretch so far.
@@ -90,19 +92,12 @@ class OutriderRunner(Runner):
     decoder: SpeculativeDecoder
 
     def __init__(
-        self,
-        target: Any,
-        drafter: Any = None,
-        candidate: Candidate = PLAIN,
-        config: SpeculativeConfig | None = None,
-        tokenizer: Any = None,
+        self, target: Any, drafter: Any = None, candidate: Candidate = PLAIN, **settings: Any
     ) -> None:
         self.candidate = candidate
         self.events: list[StreamEvent] = []
         self.records: list[RoundRecord] = []
-        self.decoder = SpeculativeDecoder(
-            target, drafter, tokenizer=tokenizer, config=config, on_round=self.records.append
-        )
+        self.decoder = SpeculativeDecoder(target, drafter, on_round=self.records.append, **settings)
 
     @staticmethod
     def of(candidate: Candidate, pair: Pair, slots: int) -> OutriderRunner:
@@ -113,7 +108,7 @@ class OutriderRunner(Runner):
         """
         target = pair.target.fresh(slots)
         drafter = drafter_of(candidate, pair, target, slots)
-        return OutriderRunner(target, drafter, candidate, config_of(candidate))
+        return OutriderRunner(target, drafter, candidate, config=config_of(candidate))
 
     def turns(
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
@@ -219,35 +214,5 @@ def drafter_of(candidate: Candidate, pair: Pair, target: Any, slots: int) -> Any
     if candidate.drafter in WITH_MODEL and isinstance(model, ModelDrafter):
         # One of another vocabulary is shared.
         model = ModelDrafter(model.model.fresh(slots), model.vocab_size)
-    suffix = SuffixDrafter(max_pool_tokens=0)
-    return make_drafter(
-        candidate.drafter, target, model, NgramDrafter(), suffix, candidate.exit_layers
-    )
-
-
-def make_drafter(
-    method: str, target: Any, model: Any, ngram: Any, suffix: Any, exit_layers: int | None
-) -> Any:
-    """Make what drafts, by the name of the method; None for "none".
-
-    Raises:
-        InvalidConfigError: the method wants a draft model, and `model` is None; or the target has
-            not so many layers.
-    """
-    if method == "early_exit":
-        assert exit_layers is not None
-        from .. import EarlyExitDrafter  # it loads transformers
-
-        try:
-            return EarlyExitDrafter(target, exit_layers)
-        except InvalidConfigError as error:
-            if error.field != "layers":
-                expected = f"another method: a {target.name} model has no layers to draft with"
-                raise InvalidConfigError("method", method, expected) from None
-            raise InvalidConfigError("exit_layers", exit_layers, error.expected) from None
-    if method in WITH_MODEL:
-        if model is None:
-            raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")
-        return HybridDrafter.usual(model, suffix) if method == "hybrid" else model
-    lookups = {"none": None, "ngram": ngram, "suffix": suffix, "prediction": PredictionDrafter()}
-    return lookups[method]
+    lookups = NgramDrafter(), SuffixDrafter(max_pool_tokens=0)
+    return make_drafter(candidate.drafter, target, model, *lookups, candidate.exit_layers)

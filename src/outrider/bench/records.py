@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..config.params import LOSSY
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 FORMAT = "outrider-bench/3"
 """Names the layout of `Results.document`; the number grows when a field changes its meaning."""
-
-Outcome = Literal["faster", "slower", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +143,6 @@ class Measurement:
         return sum(self.tokens) / sum(self.seconds)
 
     @property
-    def bounded(self) -> bool:
-        """Whether there is an interval that is narrow enough to say something."""
-        return self.low is not None and self.high is not None and self.high < 100 * self.low
-
-    @property
     def wrong(self) -> bool:
         """Whether an output of a lossless method of ours is not the one that it has to be."""
         return self.candidate.system == "outrider" and bool(self.errors)
@@ -163,13 +156,11 @@ class Measurement:
         return found
 
     @property
-    def outcome(self) -> Outcome:
-        """Faster or slower than plain decoding if the whole 95% interval is on that side of 1."""
+    def outcome(self) -> int:
+        """1 if it is faster than plain decoding by its whole interval, -1 if slower, else 0."""
         if self.low is None or self.high is None:
-            return "undecided"
-        if self.low > 1:
-            return "faster"
-        return "slower" if self.high < 1 else "undecided"
+            return 0
+        return (self.low > 1) - (self.high < 1)
 
 
 @dataclass(frozen=True, slots=True)

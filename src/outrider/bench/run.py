@@ -9,14 +9,15 @@ from itertools import count, product
 from typing import Any
 
 from .. import Pair, SamplingParams, load
+from ..config.validation import shape_of
 from . import peers
 from .environment import environment
-from .options import BenchOptions, Progress, TuneOptions, shape_of, silent
-from .prompt_files import read_prompts, workload_of
+from .options import BenchOptions, Progress, TuneOptions, silent
+from .prompt_files import read_prompts
 from .race import OutriderRunner, config_of
 from .records import PLAIN, Candidate, Measurement, Results, Workload
 from .trial import Trial, TrialRace, fitting
-from .workloads import built_in
+from .workloads import mixed
 
 
 def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
@@ -35,10 +36,10 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     for candidate in _candidates(options, options.drafters or ("draft_model",)):
         config_of(candidate)
     pair, facts, own = prepared(options, max(options.batches), report)
-    workloads = [
-        fitting(each, options.tokens, room_of(pair))
-        for each in ([own] if own else _built_in(options, pair))
-    ]
+    room, source = room_of(pair), (pair.tokenizer, pair.target.vocab_size)
+    kinds, most = options.chosen_workloads, options.prompts_per_workload
+    given = [own] if own else [mixed((kind,), *source, most) for kind in kinds]
+    workloads = [fitting(each, options.tokens, room) for each in given]
     trials = [
         Trial(
             workload=workload,
@@ -49,7 +50,12 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
         for workload, temperature, batch in product(workloads, options.temps, options.batches)
     ]
     field = [PLAIN, *_candidates(options, options.chosen_drafters(pair.model_drafter is not None))]
-    others, missing = peers.runners(options, pair, max(trial.longest for trial in trials))
+    lengths = [
+        len(prompt.token_ids) + (prompt.max_tokens or options.tokens)
+        for workload in workloads
+        for prompt in workload.prompts
+    ]
+    others, missing = peers.runners(options, pair, max(lengths))
     measured: list[Measurement] = []
     done, total = count(), sum(len(trial.stretches) * trial.repeats for trial in trials)
     interrupted = False
@@ -84,12 +90,6 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     )
 
 
-def _built_in(options: BenchOptions, pair: Pair) -> list[Workload]:
-    count, vocab_size = options.prompts_per_workload, pair.target.vocab_size
-    kinds = options.chosen_workloads
-    return [built_in(kind, pair.tokenizer, vocab_size, count) for kind in kinds]
-
-
 def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
     drafting = [(drafter, None) for drafter in drafters]
     return grid(drafting, options.verification, options.depths, options.trees)
@@ -107,7 +107,6 @@ def prepared(
         InvalidConfigError: a file cannot be used, or a value does not suit the models.
         ModelError: a model cannot be loaded.
     """
-    files = {path: read_prompts(path) for path in options.prompts}
     report(0, 1, "loading the models")
     pair = load(
         options.target,
@@ -125,7 +124,7 @@ def prepared(
         "runtime": pair.target.name,
         "dtype": pair.target.precision,
     }
-    return pair, facts, workload_of(files, pair.tokenizer) if files else None
+    return pair, facts, read_prompts(options.prompts, pair.tokenizer) if options.prompts else None
 
 
 def room_of(pair: Pair) -> int | None:

@@ -23,16 +23,13 @@ NOTE = (
     "decoding, where they have to be"
 )
 
-MOST_ERRORS = 3
-"""So many of a measurement's are reported."""
-
 NEAR = 1.25
 """An interval around 1 whose ends are no further apart says that there is no clear difference."""
 
 BUSY = 0.15
 """Plain decoding whose speed varies by more, in standard deviations, is on a busy machine."""
 
-_STYLES = {"slower": "red", "undecided": "", "faster": "green"}
+_STYLES = {-1: "red", 0: "", 1: "green"}
 
 
 def rendered(results: Results, bars: int = 0) -> RenderableType:
@@ -90,16 +87,15 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 
 def cells(found: Measurement) -> list[str]:
     """Return a measurement as texts, one for each heading."""
-    length = rate = None
-    if found.metrics is not None:
-        length, rate = found.metrics.acceptance_length, found.metrics.acceptance_rate
-    idle = "no draft" if found.metrics is not None and not found.candidate.plain else ""
-    interval = f"{found.low:.2f}–{found.high:.2f}" if found.bounded else "too few"
+    metrics = found.metrics
+    length, rate = metrics and metrics.acceptance_length, metrics and metrics.acceptance_rate
+    idle = "no draft" if metrics is not None and not found.candidate.plain else ""
+    interval = "" if found.low is None else f"{found.low:.2f}–{found.high:.2f}"
     return [
         found.candidate.label,
         f"{found.tokens_per_s:.1f}",
         "–" if found.speedup is None else f"{found.speedup:.2f}x",
-        "" if found.low is None else interval,
+        interval if len(interval) < 15 else "too few",
         idle if length is None else f"{length:.2f}",
         "" if rate is None else f"{rate:.0%}",
         "" if found.identical is None else f"{found.identical}/{len(found.tokens)}",
@@ -112,7 +108,7 @@ def verdicts(results: Results) -> Iterator[str]:
         drafting = [each for each in members if each.speedup and not each.candidate.plain]
         own = [each for each in drafting if each.candidate.system == "outrider"]
         if own:
-            best = max(own, key=lambda each: (list(_STYLES).index(each.outcome), each.speedup))
+            best = max(own, key=lambda each: (each.outcome, each.speedup))
             said = _compared(best, members[0])
             ahead = max(members, key=lambda each: each.speedup or 0.0)
             if ahead.candidate.system != "outrider":
@@ -156,7 +152,7 @@ def remarks(results: Results) -> Iterator[str]:
             why = "" if found.errors else "; rounding explains it"
             others = f"{total - found.identical} of {total}"
             yield f"{where}: other tokens than plain decoding in {others}{why}"
-        yield from (f"{where}: {each}" for each in found.errors[:MOST_ERRORS])
+        yield from (f"{where}: {each}" for each in found.errors[:3])
         if found.metrics is not None and found.metrics.draft_failures:
             yield f"{where}: the drafter failed in {found.metrics.draft_failures} rounds"
     yield from (f"missing: {each}" for each in results.missing)

@@ -52,14 +52,6 @@ class Trial:
             for first in range(0, self.batch * ceil(len(prompts) / self.batch), self.batch)
         ]
 
-    @property
-    def longest(self) -> int:
-        """The most tokens of a request, those emitted included."""
-        most = self.sampling.max_tokens
-        return max(
-            len(each.token_ids) + (each.max_tokens or most) for each in self.workload.prompts
-        )
-
     def params(self, prompts: Sequence[Prompt]) -> list[SamplingParams]:
         """Return the parameters of each request of a stretch."""
         return [
@@ -90,28 +82,25 @@ class TrialRace:
 
     def run(self, done: Callable[[], object] = lambda: None) -> None:
         """Warm up, then decode all stretches; `done` is called after each."""
-        first = self.trial.stretches[0]
-        params = [replace(each, max_tokens=WARM_UP) for each in self.trial.params(first)]
         # Prompts that share nothing with the timed ones.
-        self._race([prompt.token_ids[::-1] for prompt in first], params, 0, None)
+        first = [
+            replace(prompt, token_ids=prompt.token_ids[::-1], max_tokens=WARM_UP)
+            for prompt in self.trial.stretches[0]
+        ]
+        self._race(first)
         for runner in self._runners:
             if runner.decoder is not None:
                 runner.decoder.reset_metrics()
         for index, prompts in enumerate(self._stretches):
-            ids = [prompt.token_ids for prompt in prompts]
             # All of a stretch counts, or an interrupt leaves it undone and nothing does.
-            runs = self._race(ids, self.trial.params(prompts), index, self._watch)
-            self._done.append(runs)
+            self._done.append(self._race(prompts, index, self._watch))
             done()
 
     def _race(
-        self,
-        prompts: Sequence[Tokens],
-        params: Sequence[SamplingParams],
-        seed: int,
-        watch: Watch | None,
+        self, prompts: Sequence[Prompt], seed: int = 0, watch: Watch | None = None
     ) -> dict[Runner, Run]:
-        made = race(self._runners, prompts, params, seed, watch)
+        ids = [prompt.token_ids for prompt in prompts]
+        made = race(self._runners, ids, self.trial.params(prompts), seed, watch)
         runs = dict(zip(self._runners, made, strict=True))
         self.failed |= {
             runner: run.failure for runner, run in runs.items() if run.failure is not None

@@ -27,16 +27,7 @@ _CHARACTERS = 500
 _TOKENS = 150
 """Of a random prompt, and of code at most."""
 
-_REQUEST = """{}
-
-```
-{}
-```"""
-
-
-def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload:
-    """Make prompts of one kind; see `mixed`."""
-    return mixed((kind,), tokenizer, vocab_size, count)
+_REQUEST = "{}\n\n```\n{}\n```"
 
 
 def mixed(kinds: Sequence[str] | None, tokenizer: Any, vocab_size: int, count: int) -> Workload:

@@ -59,7 +59,7 @@ def load(setup: Setup, console: Console, **more: Any) -> Loaded:
         import torch
 
         from .. import NgramDrafter, SuffixDrafter
-        from ..bench.race import make_drafter
+        from ..drafters.named import make_drafter
         from ..engine.loading import load as load_pair
 
         if not (is_gguf(models.target) and is_gguf(models.draft or models.target)):

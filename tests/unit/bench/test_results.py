@@ -203,6 +203,8 @@ def test_bad_options_are_refused_before_models_are_loaded(
         run_bench(_options(tmp_path, prompts=(tmp_path / "none",)))
     with pytest.raises(InvalidConfigError):
         run_bench(_options(tmp_path, verification=("typical",), trees=("2x1",)))
+    with pytest.raises(InvalidConfigError, match="1024 nodes in all at most"):
+        run_bench(_options(tmp_path, trees=("64x64",)))
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.prompt_files import read_prompts, workload_of
+from outrider.bench.prompt_files import read_prompts
 from outrider.bench.records import Workload
 from outrider.bench.trial import fitting
-from outrider.bench.workloads import built_in, mixed
+from outrider.bench.workloads import mixed
 from outrider.errors import InvalidConfigError
 
 from ...support.bench import WORKLOAD, Characters, Talking
@@ -24,15 +24,15 @@ def _parse(folder: Path, *rows: Any) -> Workload:
     lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
     path = folder / "some.jsonl"
     path.write_bytes(b"\n".join(lines))
-    return workload_of({path: read_prompts(path)}, Characters())
+    return read_prompts([path], Characters())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_arguments_give_the_same_prompts(kind: str) -> None:
-    found = built_in(kind, Characters(), VOCAB, 5)
-    assert built_in(kind, Characters(), VOCAB, 5) == found
-    assert built_in(kind, Characters(), VOCAB, 3).prompts == found.prompts[:3]
+    found = mixed((kind,), Characters(), VOCAB, 5)
+    assert mixed((kind,), Characters(), VOCAB, 5) == found
+    assert mixed((kind,), Characters(), VOCAB, 3).prompts == found.prompts[:3]
     assert len({prompt.token_ids for prompt in found.prompts}) == 5
     assert len({prompt.name for prompt in found.prompts}) == 5
     for prompt in found.prompts:
@@ -41,7 +41,7 @@ def test_the_same_arguments_give_the_same_prompts(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["code", "editing", "json"])
 def test_models_that_talk_are_asked(kind: str) -> None:
-    for prompt in built_in(kind, Talking(), VOCAB, 2).prompts:
+    for prompt in mixed((kind,), Talking(), VOCAB, 2).prompts:
         text = Talking().decode(prompt.token_ids)
         assert text.startswith("<user>")
         assert text.endswith("```<assistant>")
@@ -49,7 +49,7 @@ def test_models_that_talk_are_asked(kind: str) -> None:
 
 
 def test_a_conversation_ends_with_a_question() -> None:
-    text = Talking().decode(built_in("chat", Talking(), VOCAB, 1).prompts[0].token_ids)
+    text = Talking().decode(mixed(("chat",), Talking(), VOCAB, 1).prompts[0].token_ids)
     assert text.startswith("<user>")
     assert text.count("<assistant>") == 2
 
@@ -67,15 +67,15 @@ def test_kinds_are_taken_in_turn() -> None:
 
 
 def test_code_and_random_are_cut_to_a_length() -> None:
-    for prompt in built_in("random", Characters(), VOCAB, 2).prompts:
+    for prompt in mixed(("random",), Characters(), VOCAB, 2).prompts:
         assert len(prompt.token_ids) == 150
-    for prompt in built_in("code", Characters(), VOCAB, 20).prompts:
+    for prompt in mixed(("code",), Characters(), VOCAB, 20).prompts:
         assert len(prompt.token_ids) == 150
 
 
 def test_more_prompts_than_there_are_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="at most 8"):
-        built_in("chat", Characters(), VOCAB, 9)
+        mixed(("chat",), Characters(), VOCAB, 9)
 
 
 @pytest.mark.parametrize(
@@ -142,21 +142,20 @@ def test_a_bad_row_is_refused_by_its_line(tmp_path: Path, row: Any, reason: str)
 
 def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"cannot read .*none: there is no such file"):
-        read_prompts(tmp_path / "none")
+        read_prompts([tmp_path / "none"], Characters())
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(InvalidConfigError, match="no prompt"):
-        read_prompts(tmp_path / "empty")
+        read_prompts([tmp_path / "empty"], Characters())
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidConfigError, match="binary: it is not UTF-8 text"):
-        read_prompts(tmp_path / "binary")
+        read_prompts([tmp_path / "binary"], Characters())
 
 
 def test_a_byte_order_mark_and_empty_lines_mean_nothing(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_bytes(b'\xef\xbb\xbf\n{"prompt": [1]}\r\n\n')
-    assert [
-        prompt.name for prompt in workload_of({path: read_prompts(path)}, Characters()).prompts
-    ] == ["some.jsonl line 2"]
+    (prompt,) = read_prompts([path], Characters()).prompts
+    assert prompt.name == "some.jsonl line 2"
 
 
 def test_rows_and_texts_are_prompts_of_one_workload(tmp_path: Path) -> None:
@@ -168,9 +167,7 @@ def test_rows_and_texts_are_prompts_of_one_workload(tmp_path: Path) -> None:
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    found = workload_of(
-        {tmp_path / name: read_prompts(tmp_path / name) for name in texts}, Characters()
-    )
+    found = read_prompts([tmp_path / name for name in texts], Characters())
     assert found.name == "4 files"
     assert {prompt.name: prompt.kind for prompt in found.prompts} == {
         "a.jsonl line 1": "a",
