@@ -19,7 +19,7 @@ from ..types.records import RoundRecord
 from .records import Results
 from .tables import rendered
 
-WIDTH, COLUMNS, BAR = 120, 100, 32
+WIDTH, COLUMNS, BAR = 120, 100, 24
 """Letters of a line, of a picture that has a column a round, and of the longest bar."""
 
 BLUE, GREY = "#0969da", "#8c959f"
@@ -49,7 +49,7 @@ def render_report(found: Trace | Results) -> str:
     bars = Table.grid(padding=(0, 1))
     for name, share in shares.items():
         bars.add_row(name, f"{share:.0%}", Text("█" * round(share * BAR), BLUE))
-    return _html(headline, Group(text, bars, *_rounds(found.records)), found.settings)
+    return _html(headline, Group(Text(text), bars, *_rounds(found.records)), found.settings)
 
 
 def _rounds(records: Sequence[RoundRecord]) -> Iterator[Text]:

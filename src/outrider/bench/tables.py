@@ -72,10 +72,10 @@ def table(*headings: str, right: Sequence[str] = ()) -> Table:
 
 def as_markdown(results: Results) -> str:
     """Write results as Markdown: a table, what it means, and where the figures come from."""
-    rows = [[found.trial, *cells(found)] for found in results.measurements]
+    rows = [[f"{each.trial}: {cells(each)[0]}", *cells(each)[1:]] for each in results.measurements]
     said = "\n".join(f"- {line}" for line in (*verdicts(results), *remarks(results)))
     facts = json.dumps(results.environment, indent=2)
-    shown = markdown_table(("trial", *HEADINGS), rows)
+    shown = markdown_table(HEADINGS, rows)
     return f"# outrider bench\n\n{shown}\n\n{said}\n\n{NOTE}\n\n```json\n{facts}\n```\n"
 
 

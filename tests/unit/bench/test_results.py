@@ -98,7 +98,7 @@ def test_tables_show_every_measurement(results: Results) -> None:
     terminal, markdown = console.export_text(), as_markdown(results)
     for found in results.measurements:
         assert found.candidate.label in terminal
-        assert f"| {found.candidate.label} | {found.tokens_per_s:.1f} |" in markdown
+        assert f": {found.candidate.label} | {found.tokens_per_s:.1f} |" in markdown
     for verdict in verdicts(results):
         assert verdict in markdown
 
@@ -178,7 +178,7 @@ def test_what_readers_have_to_know_is_said() -> None:
 
 def test_lossy_candidates_are_labelled() -> None:
     found = Results({}, (measured(replace(MODEL, verification="typical")),))
-    assert "| draft_model typical k=3 (lossy) |" in as_markdown(found)
+    assert ": draft_model typical k=3 (lossy) |" in as_markdown(found)
 
 
 @pytest.mark.slow
