@@ -18,7 +18,7 @@ def run(scope: Scope, say: Say) -> Report:
     pair = outrider.load("demo", device="cpu", dtype="float32")
     rows: list[dict[str, Any]] = []
     for kind in scope.workloads or KINDS:
-        prompts = workload(pair, kind, scope.rounds or PROMPTS)
+        prompts = workload(pair, scope.rounds or PROMPTS, kind)
         for temperature in scope.temps or (0.0, 0.8):
             # Coupled, all depths write the same text.
             method = "coupled" if temperature else "block"

@@ -8,7 +8,7 @@ from outrider.bench.race import OutriderRunner, Runner
 from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.trial import Trial, TrialRace
 
-from .report import KINDS, Report, Say, Scope, mixed, workload
+from .report import KINDS, Report, Say, Scope, workload
 
 PROMPTS = 8
 
@@ -16,9 +16,7 @@ PROMPTS = 8
 def run(scope: Scope, say: Say) -> Report:
     """Race each drafter against plain decoding, on prompts of all kinds in turn."""
     pair = outrider.load("demo", device="cpu", dtype="float32")
-    count = scope.rounds or PROMPTS
-    kinds = [workload(pair, kind, -(-count // 4)) for kind in scope.workloads or KINDS]
-    prompts = mixed(kinds, count)
+    prompts = workload(pair, scope.rounds or PROMPTS, *(scope.workloads or KINDS))
     assert isinstance(pair.target, TransformersModel)
     layers = pair.target.hf_model.config.num_hidden_layers
     rows = []

@@ -19,7 +19,7 @@ DEPTH = 4
 def run(scope: Scope, say: Say) -> Report:
     """Time the parts of about `rounds` rounds, plain and at a fixed depth."""
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=1)
-    (prompt,) = workload(pair, "code", 1).prompts
+    (prompt,) = workload(pair, 1, "code").prompts
     config = SpeculativeConfig(num_speculative_tokens=DEPTH, depth="fixed")
     rows: list[dict[str, Any]] = []
     for name, drafter in (("plain", None), (f"draft model, k = {DEPTH}", pair.model_drafter)):

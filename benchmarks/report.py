@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -11,7 +11,7 @@ from outrider import Pair, SamplingParams
 from outrider.bench.race import OutriderRunner
 from outrider.bench.records import PLAIN, Candidate, Measurement, Workload
 from outrider.bench.trial import Trial, TrialRace
-from outrider.bench.workloads import built_in
+from outrider.bench.workloads import mixed
 from outrider.errors import InvalidConfigError
 from outrider.types.records import RoundRecord
 
@@ -148,11 +148,12 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 }
 
 
-def workload(pair: Pair, kind: str, count: int) -> Workload:
-    """Built-in prompts of one kind."""
-    if kind not in KINDS:
-        raise InvalidConfigError("--workloads", kind, f"some of {', '.join(KINDS)}")
-    return built_in(kind, pair.tokenizer, pair.target.vocab_size, count)
+def workload(pair: Pair, count: int, *kinds: str) -> Workload:
+    """Built-in prompts of one kind, or of several in turn."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InvalidConfigError("--workloads", kind, f"some of {', '.join(KINDS)}")
+    return mixed(kinds, pair.tokenizer, pair.target.vocab_size, count)
 
 
 def measure(
@@ -170,11 +171,3 @@ def measure(
     race = TrialRace(trial, runners)
     race.run()
     return race.measurements()
-
-
-def mixed(workloads: Sequence[Workload], count: int) -> Workload:
-    """Prompts of several kinds in turn."""
-    prompts = [
-        prompt for each in zip(*(one.prompts for one in workloads), strict=True) for prompt in each
-    ]
-    return replace(workloads[0], name="all kinds", prompts=tuple(prompts[:count]))

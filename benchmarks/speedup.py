@@ -16,7 +16,7 @@ def run(scope: Scope, say: Say) -> Report:
     pair = outrider.load("demo", device="cpu", dtype="float32")
     rows = []
     for kind in scope.workloads or KINDS:
-        prompts = workload(pair, kind, scope.rounds or PROMPTS)
+        prompts = workload(pair, scope.rounds or PROMPTS, kind)
         for temperature in scope.temps or (0.0, 0.8):
             for batch in scope.batches or (1, 4):
                 say(f"{kind}, temperature {temperature:g}, batch {batch}")

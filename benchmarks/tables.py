@@ -8,10 +8,9 @@ from pathlib import Path
 from textwrap import fill as wrapped
 from typing import Any
 
-from outrider.bench import svg
 from outrider.bench.tables import markdown_table
 
-from . import results
+from . import results, svg
 from .report import COLUMNS
 
 ROOT = Path(__file__).parent.parent

@@ -2,58 +2,21 @@
 
 ::
 
+    from outrider.bench import BenchOptions, TuneOptions
+    from outrider.bench.page import render_report
+    from outrider.bench.run import run_bench
+    from outrider.bench.tune import run_tune
+
     results = run_bench(BenchOptions(quick=True))
-    print(as_markdown(results))
+    Path("report.html").write_text(render_report(results))
 
     recommendation = run_tune(TuneOptions(temp=(0.7,)))
     print(recommendation.verdict)
 
-    Path("report.html").write_text(render_report(results))
-
-Importing this package loads no framework; each function is loaded when it is first used.
+Importing this package loads no framework; the modules that measure do.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from .options import BenchOptions, Progress, TuneOptions, silent
+from .options import BenchOptions, Progress, TuneOptions
 from .records import Candidate, Measurement, Results
 
-if TYPE_CHECKING:
-    from .page import read_report, render_report
-    from .run import run_bench
-    from .tables import as_markdown
-    from .tune import Recommendation, run_tune
-
-_HOMES = {
-    "Recommendation": "tune",
-    "as_markdown": "tables",
-    "read_report": "page",
-    "render_report": "page",
-    "run_bench": "run",
-    "run_tune": "tune",
-}
-
-__all__ = [
-    "BenchOptions",
-    "Candidate",
-    "Measurement",
-    "Progress",
-    "Recommendation",
-    "Results",
-    "TuneOptions",
-    "as_markdown",
-    "read_report",
-    "render_report",
-    "run_bench",
-    "run_tune",
-    "silent",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__all__ = ["BenchOptions", "Candidate", "Measurement", "Progress", "Results", "TuneOptions"]

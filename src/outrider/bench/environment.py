@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,6 +30,17 @@ def environment(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
+    cpuinfo = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    machine = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": named[1] if named else platform.processor() or platform.machine(),
+        # Not every system says which cores a process may use.
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+    }
+    device = str(models.get("device"))
+    if device.startswith("cuda"):
+        machine["gpu"] = torch.cuda.get_device_name(torch.device(device))
     return {
         **models,
         "threads": torch.get_num_threads(),
@@ -36,27 +48,6 @@ def environment(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
         "python": platform.python_version(),
         **packages,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(str(models.get("device", "cpu"))),
+        "machine": machine,
         "settings": dict(settings),
     }
-
-
-def machine(device: str = "cpu") -> dict[str, Any]:
-    """Describe the machine: its system, processor and cores, and the accelerator if one decodes."""
-    found: dict[str, Any] = {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _processor(),
-        # Not every system says which cores a process may use.
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-    }
-    if device.startswith("cuda"):
-        found["gpu"] = torch.cuda.get_device_name(torch.device(device))
-    return found
-
-
-def _processor() -> str:
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -6,22 +6,21 @@ commas between their values. Nothing here loads a framework.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..config.params import LOSSY, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
-from ..config.validation import Check, integer, real, unreadable
+from ..config.validation import Check, integer, real, shape_of, unreadable
 from ..errors import InvalidConfigError
 
 Progress = Callable[[int, int, str], object]
 """Receives the steps done, the steps in all, and what comes next."""
 
 Workloads = Literal["code", "editing", "json", "chat", "random"]
-Drafters = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction"]
 TunedDrafters = Literal["draft_model", "ngram", "suffix", "hybrid"]
 Depth = int | Literal["adaptive"]
 Peers = Literal["transformers", "llama.cpp", "openvino-genai", "none"]
@@ -71,10 +70,8 @@ class BenchOptions(_Options):
     """How many built-in prompts of each kind."""
     max_tokens: int | None = None
     """Tokens to emit for a prompt that does not say (default: 128; with --quick 40)."""
-    drafters: tuple[Drafters, ...] | None = None
+    drafters: tuple[TunedDrafters, ...] | None = None
     """What drafts (default: draft_model and hybrid, or without a draft suffix and ngram)."""
-    exit_layers: tuple[int, ...] = ()
-    """For early_exit: how many of the target's first layers draft."""
     verification: tuple[Verification, ...] = ("block",)
     """Verification methods."""
     k: tuple[Depth, ...] | None = None
@@ -94,23 +91,15 @@ class BenchOptions(_Options):
     def __post_init__(self) -> None:
         _check(self, model_source, "target", "draft")
         _check(self, _there, "prompts")
-        _check(self, _count, "prompts_per_workload", "max_tokens", "repeats")
+        _check(self, _count, "prompts_per_workload", "max_tokens", "repeats", "batches")
         _check_lists(self, "workloads", "drafters", "verification", "k")
         _check_lists(self, "temps", "batches", "peers")
-        _check(self, _count, "exit_layers", "batches")
         _check(self, _depth, "k")
         _check(self, _temperature, "temps")
-        _check(self, _tree, "trees")
-        drafters = self.drafters or ()
-        if self.lossy and "hybrid" in drafters:
+        _check(self, shape_of, "trees")
+        if self.lossy and "hybrid" in (self.drafters or ()):
             expected = f"draft_model beside {self.lossy[0]}, which takes a model's drafts alone"
             raise InvalidConfigError("drafters", "hybrid", expected)
-        if ("early_exit" in drafters) != bool(self.exit_layers):
-            expected = "layers exactly if early_exit is among the drafters"
-            raise InvalidConfigError("exit_layers", self.exit_layers, expected)
-        if "prediction" in drafters and not self.prompts:
-            expected = 'a file of prompts beside it, with "prediction" in its rows'
-            raise InvalidConfigError("drafters", "prediction", expected)
 
     @property
     def lossy(self) -> tuple[str, ...]:
@@ -188,7 +177,7 @@ class TuneOptions(_Options):
         real("budget", self.budget, "seconds, at least 1", lambda each: each >= 1)
         _check_lists(self, "drafters", "depths", "temp")
         _check(self, _temperature, "temp")
-        _check(self, _tree, "tree_shape")
+        _check(self, shape_of, "tree_shape")
         if not self.has_model and (models := set(self.drafters or ()) & set(WITH_MODEL)):
             raise InvalidConfigError("drafters", min(models), "a draft model beside it")
 
@@ -204,34 +193,13 @@ class TuneOptions(_Options):
         return self.drafters or ((*WITH_MODEL, *lookups) if self.has_model else lookups)
 
 
-def shape_of(tree: str, field: str = "trees") -> tuple[int, ...]:
-    """Read the children at each depth that a text such as 2x2x1, or 2,2,1, names.
-
-    Raises:
-        InvalidConfigError: it is no such text.
-    """
-    parts = tree.replace(",", "x").split("x")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise InvalidConfigError(field, tree, "children at each depth, such as 2x2x1")
-    shape = tuple(map(int, parts))
-    nodes = sum(math.prod(shape[: depth + 1]) for depth in range(len(shape)))
-    if nodes > 1024:
-        raise InvalidConfigError(field, tree, f"at most 1024 nodes in all, and this has {nodes}")
-    return shape
-
-
-def _count(name: str, value: object) -> object:
-    return integer(name, value, 1)
+_count: Check = partial(integer, low=1)
 
 
 def _there(name: str, value: Path) -> object:
     if not value.exists():
-        raise unreadable(name, value, "files of prompts" if name == "prompts" else "a GGUF file")
+        raise unreadable(name, value, "files of prompts")
     return value
-
-
-def _tree(name: str, value: str) -> object:
-    return shape_of(value, name)
 
 
 def _depth(name: str, value: object) -> object:

@@ -8,8 +8,7 @@ Peers decode one sequence at a time.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from itertools import islice
@@ -21,6 +20,7 @@ import torch
 
 from .. import ModelDrafter, Pair, SamplingParams
 from ..config.sources import is_gguf, model_source
+from ..errors import ModelError
 from ..errors import missing as not_installed
 from .options import BenchOptions
 from .race import Run, Runner, Tokens, Turns
@@ -28,9 +28,6 @@ from .records import Candidate
 
 _CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 """Assistant settings under which every draft has the same length."""
-
-USUAL_DEPTH = 4
-"""Where only the adaptive depth is asked for, which is Outrider's."""
 
 _OF_TRANSFORMERS = ("transformers", "openvino")
 """Runtimes whose models transformers has loaded."""
@@ -49,19 +46,21 @@ def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Peer]
     """
     found: list[Peer] = []
     missing: list[str] = []
+    # The adaptive depth is Outrider's.
+    depths = [depth for depth in options.depths if depth is not None] or [4]
     for system in (each for each in options.peers if each != "none"):
-        if reason := _obstacle(system, options, pair):
-            missing.append(f"{system}: {reason}")
+        try:
+            target, draft = _models(system, options, pair)
+        except Exception as error:
+            # Packages with compiled parts fail as they like.
+            missing.append(f"{system}: {error}")
             continue
-        target, draft = _models(system, options, pair)
-        fixed = [depth for depth in options.depths if depth is not None]
-        depths = fixed or [USUAL_DEPTH]
         tried: list[tuple[str, int | None]] = [("none", None)]
         tried += [("ngram", depth) for depth in depths]
         if draft is not None:
             # Only transformers has a heuristic of its own.
-            drafted = [*fixed, None] if system == "transformers" else depths
-            tried += [("draft_model", depth) for depth in drafted]
+            own = [None] if system == "transformers" else []
+            tried += [("draft_model", depth) for depth in (*depths, *own)]
         elif pair.model_drafter is not None:
             reason = "the draft's tokenizer is another, or it reads no such draft"
             missing.append(f"{system} draft_model: {reason}")
@@ -75,35 +74,27 @@ def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Peer]
     return found, missing
 
 
-def _obstacle(system: str, options: BenchOptions, pair: Pair) -> str | None:
-    """Say why a system cannot take part; None if it can."""
-    if system == "transformers":
-        loaded = pair.target.name in _OF_TRANSFORMERS
-        return None if loaded else "the target runs on llama.cpp; take --runtime transformers"
-    if not is_gguf(options.target):
-        return "here it takes a GGUF file as the target, such as --target model.gguf"
-    try:
-        with not_installed("llama-cpp" if system == "llama.cpp" else system):
-            import_module(system.replace(".", "_").replace("-", "_"))
-    except Exception as error:
-        # Packages with compiled parts fail as they like.
-        return str(error)
-    return None
-
-
 def _models(system: str, options: BenchOptions, pair: Pair) -> tuple[Any, Any]:
-    """Return the target and the draft as a system takes them; None if it cannot use the draft."""
+    """Return the target and the draft as a system takes them; None for a draft that it cannot use.
+
+    Raises:
+        ModelError: it cannot decode this target.
+        MissingExtraError: it is not installed.
+    """
     target: Any = pair.target
-    drafter, draft = pair.model_drafter, None
-    if isinstance(drafter, ModelDrafter):
-        model: Any = drafter.model
-        if system == "transformers" and model.name in _OF_TRANSFORMERS:
-            draft = model.hf_model
-        elif system == "llama.cpp" and options.draft is not None and is_gguf(options.draft):
-            draft = model_source("draft", options.draft)
+    model: Any = pair.model_drafter.model if isinstance(pair.model_drafter, ModelDrafter) else None
     if system == "transformers":
-        return target.hf_model, draft
-    return model_source("target", options.target), draft
+        if target.name not in _OF_TRANSFORMERS:
+            raise ModelError("the target runs on llama.cpp; take --runtime transformers")
+        usable = model is not None and model.name in _OF_TRANSFORMERS
+        return target.hf_model, model.hf_model if usable else None
+    if not is_gguf(options.target):
+        raise ModelError("here it takes a GGUF file as the target, such as --target model.gguf")
+    with not_installed("llama-cpp" if system == "llama.cpp" else system):
+        import_module(system.replace(".", "_").replace("-", "_"))
+    draft = options.draft if system == "llama.cpp" and model is not None else None
+    usable = draft is not None and is_gguf(draft)
+    return model_source("target", options.target), model_source("draft", draft) if usable else None
 
 
 class Peer(Runner):
@@ -142,22 +133,28 @@ class Peer(Runner):
 class TransformersPeer(Peer):
     """transformers' `generate`, on models that are left as they are."""
 
-    @cached_property
-    def _settings(self) -> dict[str, Any]:
+    def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        """Decode a request, and time the target's first forward pass."""
+        settings: dict[str, Any] = {}
+        if asked.temperature > 0:
+            settings = {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
         depth = self.candidate.depth
         if self.draft is not None:
             # Of an assistant's settings only those of its own config count.
             fixed = {} if depth is None else {"num_assistant_tokens": depth, **_CONSTANT}
-            return {"assistant_model": _with_config(self.draft, **fixed)}
-        return {} if self.candidate.plain else {"prompt_lookup_num_tokens": depth}
+            settings["assistant_model"] = _with_config(self.draft, **fixed)
+        elif depth is not None:
+            settings["prompt_lookup_num_tokens"] = depth
+        target, marks = _with_config(self.target), list[float]()
 
-    def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
-        """Decode a request."""
-        sampled = asked.temperature > 0
-        sampling = {"temperature": asked.temperature, "top_k": 0, "top_p": 1.0} if sampled else {}
-        target = _with_config(self.target)
+        def mark(*_: Any) -> None:
+            if len(marks) < 2:
+                if target.device.type == "cuda":
+                    torch.cuda.synchronize(target.device)
+                marks.append(perf_counter())
+
         torch.manual_seed(seed)
-        with _first_forward(target) as marks:
+        with target.register_forward_pre_hook(mark), target.register_forward_hook(mark):
             start = perf_counter()
             ids = torch.tensor([list(prompt)], device=target.device)
             out = target.generate(
@@ -165,9 +162,8 @@ class TransformersPeer(Peer):
                 attention_mask=torch.ones_like(ids),
                 pad_token_id=0,
                 max_new_tokens=asked.max_tokens,
-                do_sample=sampled,
-                **sampling,
-                **self._settings,
+                do_sample=asked.temperature > 0,
+                **settings,
             )
             emitted = tuple(out[0, len(prompt) :].tolist())
             total_s = perf_counter() - start
@@ -184,21 +180,6 @@ def _with_config(hf_model: Any, **settings: Any) -> Any:
     model = sharing(hf_model)
     model.generation_config = GenerationConfig(**settings)
     return model
-
-
-@contextmanager
-def _first_forward(model: Any) -> Iterator[list[float]]:
-    """The times at which a model's first forward pass meanwhile begins and ends."""
-    marks: list[float] = []
-
-    def mark(*_: Any) -> None:
-        if len(marks) < 2:
-            if model.device.type == "cuda":
-                torch.cuda.synchronize(model.device)
-            marks.append(perf_counter())
-
-    with model.register_forward_pre_hook(mark), model.register_forward_hook(mark):
-        yield marks
 
 
 class LlamaCppPeer(Peer):

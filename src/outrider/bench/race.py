@@ -13,6 +13,7 @@ from typing import Any, cast
 from .. import (
     Pair,
     SamplingParams,
+    SpeculationMetrics,
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
@@ -39,12 +40,14 @@ class Run:
         prompt_s: of the target's first forward pass, which prefills the prompts; it takes as long
             with drafts as without. What a drafter does in that round counts in `seconds`.
         token_ids: emitted for each prompt.
+        metrics: of the rounds so far; None for systems that do not report them.
         failure: why there is no output; None if there is one.
     """
 
     seconds: float
     prompt_s: float
     token_ids: tuple[Tokens, ...]
+    metrics: SpeculationMetrics | None = None
     failure: str | None = None
 
     @property
@@ -73,8 +76,12 @@ class Runner(ABC):
 class OutriderRunner(Runner):
     """A decoder of Outrider's own.
 
-    Its target has slots of its own, so that it finds no prompt that another has prefilled. Events
-    have text if there is a tokenizer.
+    Its target has slots of its own, so that it finds no prompt that another has prefilled.
+
+    Args:
+        target, drafter: what decodes.
+        candidate: what it is called.
+        settings: of the decoder; events have text if there is a tokenizer.
 
     Attributes:
         events, records: the tokens and rounds of the last stretch so far.
@@ -83,19 +90,12 @@ class OutriderRunner(Runner):
     decoder: SpeculativeDecoder
 
     def __init__(
-        self,
-        target: Any,
-        drafter: Any = None,
-        candidate: Candidate = PLAIN,
-        config: SpeculativeConfig | None = None,
-        tokenizer: Any = None,
+        self, target: Any, drafter: Any = None, candidate: Candidate = PLAIN, **settings: Any
     ) -> None:
         self.candidate = candidate
         self.events: list[StreamEvent] = []
         self.records: list[RoundRecord] = []
-        self.decoder = SpeculativeDecoder(
-            target, drafter, tokenizer=tokenizer, config=config, on_round=self.records.append
-        )
+        self.decoder = SpeculativeDecoder(target, drafter, on_round=self.records.append, **settings)
 
     @staticmethod
     def of(candidate: Candidate, pair: Pair, slots: int) -> OutriderRunner:
@@ -106,7 +106,7 @@ class OutriderRunner(Runner):
         """
         target = pair.target.fresh(slots)
         drafter = drafter_of(candidate, pair, target, slots)
-        return OutriderRunner(target, drafter, candidate, config_of(candidate))
+        return OutriderRunner(target, drafter, candidate, config=config_of(candidate))
 
     def turns(
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
@@ -135,7 +135,7 @@ class OutriderRunner(Runner):
             tuple(event.token_id for event in self.events if event.request == request)
             for request in range(len(prompts))
         )
-        return Run(seconds - prompt_s, prompt_s, token_ids)
+        return Run(seconds - prompt_s, prompt_s, token_ids, self.decoder.metrics)
 
 
 @dataclass(slots=True)

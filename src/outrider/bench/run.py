@@ -9,18 +9,15 @@ from itertools import count, product
 from typing import Any
 
 from .. import Pair, SamplingParams, load
-from ..errors import InvalidConfigError
+from ..config.validation import shape_of
 from . import peers
 from .environment import environment
-from .options import BenchOptions, Progress, TuneOptions, shape_of, silent
-from .prompt_files import read_prompts, workload_of
+from .options import BenchOptions, Progress, TuneOptions, silent
+from .prompt_files import read_prompts
 from .race import OutriderRunner, config_of
 from .records import PLAIN, Candidate, Measurement, Results, Workload
 from .trial import Trial, TrialRace, fitting
-from .workloads import built_in
-
-WITHOUT_TREES = ("ngram", "prediction")
-"""What finds one continuation only."""
+from .workloads import mixed
 
 
 def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
@@ -39,10 +36,10 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     for candidate in _candidates(options, options.drafters or ("draft_model",)):
         config_of(candidate)
     pair, facts, own = prepared(options, max(options.batches), report)
-    workloads = [
-        fitting(workload, options.tokens, room_of(pair))
-        for workload in _workloads(options, pair, own)
-    ]
+    room, source = room_of(pair), (pair.tokenizer, pair.target.vocab_size)
+    kinds, most = options.chosen_workloads, options.prompts_per_workload
+    given = [own] if own else [mixed((kind,), *source, most) for kind in kinds]
+    workloads = [fitting(each, options.tokens, room) for each in given]
     trials = [
         Trial(
             workload=workload,
@@ -53,7 +50,12 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
         for workload, temperature, batch in product(workloads, options.temps, options.batches)
     ]
     field = [PLAIN, *_candidates(options, options.chosen_drafters(pair.model_drafter is not None))]
-    others, missing = peers.runners(options, pair, max(trial.longest for trial in trials))
+    lengths = [
+        len(prompt.token_ids) + (prompt.max_tokens or options.tokens)
+        for workload in workloads
+        for prompt in workload.prompts
+    ]
+    others, missing = peers.runners(options, pair, max(lengths))
     measured: list[Measurement] = []
     done, total = count(), sum(len(trial.stretches) * trial.repeats for trial in trials)
     interrupted = False
@@ -88,6 +90,11 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     )
 
 
+def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
+    drafting = [(drafter, None) for drafter in drafters]
+    return grid(drafting, options.verification, options.depths, options.trees)
+
+
 def prepared(
     options: BenchOptions | TuneOptions, max_sequences: int, report: Progress
 ) -> tuple[Pair, dict[str, Any], Workload | None]:
@@ -100,7 +107,6 @@ def prepared(
         InvalidConfigError: a file cannot be used, or a value does not suit the models.
         ModelError: a model cannot be loaded.
     """
-    files = {path: read_prompts(path) for path in options.prompts}
     report(0, 1, "loading the models")
     pair = load(
         options.target,
@@ -118,21 +124,12 @@ def prepared(
         "runtime": pair.target.name,
         "dtype": pair.target.precision,
     }
-    return pair, facts, workload_of(files, pair.tokenizer) if files else None
+    return pair, facts, read_prompts(options.prompts, pair.tokenizer) if options.prompts else None
 
 
 def room_of(pair: Pair) -> int | None:
     """Return the longest sequence that the target takes, in tokens; None for any."""
     return OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
-
-
-def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
-    drafting = [
-        (drafter, layers)
-        for drafter in drafters
-        for layers in (options.exit_layers if drafter == "early_exit" else (None,))
-    ]
-    return grid(drafting, options.verification, options.depths, options.trees)
 
 
 def grid(
@@ -145,28 +142,14 @@ def grid(
 
     `drafting` has drafters, and of how many of the target's layers; a depth of None is adaptive.
     """
-    pairs = list(product(drafting, methods))
+    pairs, shapes = list(product(drafting, methods)), [shape_of("trees", tree) for tree in trees]
     chains = [
         Candidate(drafter, method, depth, exit_layers=layers)
         for ((drafter, layers), method), depth in product(pairs, depths)
     ]
     branching = [
         Candidate(drafter, method, len(shape), shape, layers)
-        for ((drafter, layers), method), shape in product(pairs, map(shape_of, trees))
-        if drafter not in WITHOUT_TREES
+        for ((drafter, layers), method), shape in product(pairs, shapes)
+        if drafter != "ngram"
     ]
     return [*chains, *branching]
-
-
-def _workloads(options: BenchOptions, pair: Pair, own: Workload | None) -> list[Workload]:
-    if own is None:
-        count, vocab_size = options.prompts_per_workload, pair.target.vocab_size
-        return [
-            built_in(kind, pair.tokenizer, vocab_size, count) for kind in options.chosen_workloads
-        ]
-    predicted = any(prompt.prediction is not None for prompt in own.prompts)
-    if "prediction" in (options.drafters or ()) and not predicted:
-        given = f"{own.name} has no row that can be used with a prediction"
-        expected = '"prediction" in its rows'
-        raise InvalidConfigError("prompts", own.name, expected, given=given)
-    return [own]

@@ -17,7 +17,7 @@ from .. import Pair, SamplingParams, SpeculativeDecoder, SuffixDrafter
 from ..engine.methods import WITH_MODEL, make_drafter
 from .costs import DEPTHS, Costs, Timing, cycle
 from .forecast import Forecast, Stretch, chosen, scaled
-from .options import Progress, TuneOptions, shape_of
+from .options import Progress, TuneOptions
 from .race import Lane, OutriderRunner, config_of, drafter_of
 from .records import PLAIN, Candidate, Measurement, Prompt, Workload
 from .replay import Replay
@@ -214,8 +214,8 @@ class Search:
         target = self._pair.target.fresh(TOGETHER)
         model = Candidate("draft_model" if self._pair.model_drafter else "none")
         decoder = SpeculativeDecoder(target, drafter_of(model, self._pair, target, TOGETHER))
-        jobs, shapes = self._jobs(), map(shape_of, self._options.tree_shape)
-        children = max((most for shape in shapes for most in shape), default=0)
+        jobs, trees = self._jobs(), [each.tree or () for each in candidates(self._options)]
+        children = max((most for tree in trees for most in tree), default=0)
         for place, group in enumerate(_groups(jobs, TOGETHER)):
             if self._texts and self._gone() > WRITING:
                 break

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from math import ceil
 
 import torch
 
-from .. import SamplingParams, SpeculationMetrics
+from .. import SamplingParams
 from ..drafters.base import nothing_drafted
 from ..errors import InvalidConfigError
-from ..runtimes.base import Runtime
 from ..types.prefix import Prefix
 from .race import Run, Runner, Tokens, Watch, race
-from .records import Difference, Measurement, Prompt, Workload
+from .records import Measurement, Prompt, Workload
 from .speedup import Speedup, speedup
 
 WARM_UP = 8
@@ -54,14 +52,6 @@ class Trial:
             for first in range(0, self.batch * ceil(len(prompts) / self.batch), self.batch)
         ]
 
-    @property
-    def longest(self) -> int:
-        """The most tokens of a request, those emitted included."""
-        most = self.sampling.max_tokens
-        return max(
-            len(each.token_ids) + (each.max_tokens or most) for each in self.workload.prompts
-        )
-
     def params(self, prompts: Sequence[Prompt]) -> list[SamplingParams]:
         """Return the parameters of each request of a stretch."""
         return [
@@ -73,15 +63,6 @@ class Trial:
             )
             for prompt in prompts
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a runner made of a stretch; `metrics` are of all stretches so far."""
-
-    run: Run
-    differences: list[Difference] | None
-    metrics: SpeculationMetrics | None
 
 
 class TrialRace:
@@ -97,45 +78,29 @@ class TrialRace:
         self._watch = watch
         self._runners = list(runners)
         self._stretches = trial.stretches * trial.repeats
-        self._done: list[dict[Runner, _Part]] = []
+        self._done: list[dict[Runner, Run]] = []
 
     def run(self, done: Callable[[], object] = lambda: None) -> None:
         """Warm up, then decode all stretches; `done` is called after each."""
-        first = self.trial.stretches[0]
-        params = [replace(each, max_tokens=WARM_UP) for each in self.trial.params(first)]
         # Prompts that share nothing with the timed ones.
-        self._race([prompt.token_ids[::-1] for prompt in first], params, 0, None)
+        first = [
+            replace(prompt, token_ids=prompt.token_ids[::-1], max_tokens=WARM_UP)
+            for prompt in self.trial.stretches[0]
+        ]
+        self._race(first)
         for runner in self._runners:
             if runner.decoder is not None:
                 runner.decoder.reset_metrics()
         for index, prompts in enumerate(self._stretches):
-            self._stretch(index, prompts)
+            # All of a stretch counts, or an interrupt leaves it undone and nothing does.
+            self._done.append(self._race(prompts, index, self._watch))
             done()
 
-    def _stretch(self, index: int, prompts: Sequence[Prompt]) -> None:
-        """Race one stretch: all of it counts, or an interrupt left it undone and nothing does."""
-        params = self.trial.params(prompts)
-        runs = self._race([prompt.token_ids for prompt in prompts], params, index, self._watch)
-        plain = self._runners[0]
-        self._done.append(
-            {
-                runner: _Part(
-                    runs[runner],
-                    self._differences(runner, runs[runner], runs[plain], prompts),
-                    None if runner.decoder is None else runner.decoder.metrics,
-                )
-                for runner in self._runners
-            }
-        )
-
     def _race(
-        self,
-        prompts: Sequence[Tokens],
-        params: Sequence[SamplingParams],
-        seed: int,
-        watch: Watch | None,
+        self, prompts: Sequence[Prompt], seed: int = 0, watch: Watch | None = None
     ) -> dict[Runner, Run]:
-        made = race(self._runners, prompts, params, seed, watch)
+        ids = [prompt.token_ids for prompt in prompts]
+        made = race(self._runners, ids, self.trial.params(prompts), seed, watch)
         runs = dict(zip(self._runners, made, strict=True))
         self.failed |= {
             runner: run.failure for runner, run in runs.items() if run.failure is not None
@@ -143,74 +108,69 @@ class TrialRace:
         self._runners = [runner for runner in self._runners if runner not in self.failed]
         return runs
 
-    def _differences(
-        self, runner: Runner, run: Run, plain: Run, prompts: Sequence[Prompt]
-    ) -> list[Difference] | None:
-        """Find where outputs first differ from plain decoding's, and whether rounding explains it.
-
-        None where many outputs are right: above temperature 0, and of lossy methods.
-        """
-        if self.trial.sampling.temperature > 0 or runner.candidate.lossy:
-            return None
-        decoder = self._runners[0].decoder
-        differences = []
-        for prompt, own, right in zip(prompts, run.token_ids, plain.token_ids, strict=True):
-            for place, (token, due) in enumerate(zip_longest(own, right)):
-                if token == due:
-                    continue
-                first = Difference(prompt.name, place, token, due)
-                if None not in (token, due) and decoder is not None:
-                    before = (*prompt.token_ids, *right[:place])
-                    gap, allowed = _apart(decoder.target, before, token, due)
-                    first = replace(first, gap=gap, allowed=allowed)
-                differences.append(first)
-                break
-        return differences
-
     def measurements(self) -> list[Measurement]:
         """Return what it comes to: one measurement a candidate, none if no stretch was finished."""
         return [self._measurement(runner) for runner in self._runners if self._done]
 
     def _measurement(self, runner: Runner) -> Measurement:
         trial = self.trial
-        own = [done[runner] for done in self._done]
-        plain = [done[self._runners[0]].run for done in self._done]
-        checked = [part.differences for part in own if part.differences is not None]
+        runs = [done[runner] for done in self._done]
+        plain = [done[self._runners[0]] for done in self._done]
+        identical, errors = None, tuple[str, ...]()
+        if trial.sampling.temperature == 0 and not runner.candidate.lossy:
+            pairs = list(zip(runs, plain, strict=True))
+            identical = sum(run.token_ids == right.token_ids for run, right in pairs)
+            errors = tuple(
+                self._error(*each)
+                for prompts, (run, right) in zip(self._stretches, pairs, strict=False)
+                for each in zip(prompts, run.token_ids, right.token_ids, strict=True)
+                if each[1] != each[2]
+            )
         found = Measurement(
             candidate=runner.candidate,
             workload=trial.workload.name,
             temperature=trial.sampling.temperature,
             batch=trial.batch,
-            seconds=tuple(part.run.seconds for part in own),
-            prompt_s=tuple(part.run.prompt_s for part in own),
-            tokens=tuple(part.run.tokens for part in own),
+            seconds=tuple(run.seconds for run in runs),
+            prompt_s=tuple(run.prompt_s for run in runs),
+            tokens=tuple(run.tokens for run in runs),
             speedup=None,
-            prompts=min(len(trial.workload.prompts), len(own) * trial.batch),
-            identical=checked.count([]) if checked else None,
-            differences=tuple(each for stretch in checked for each in stretch),
-            metrics=own[-1].metrics,
+            identical=identical,
+            errors=tuple(filter(None, errors)),
+            metrics=runs[-1].metrics,
         )
         asked = [sum(each.max_tokens for each in trial.params(one)) for one in self._stretches]
-        if not list(found.tokens) == [run.tokens for run in plain] == asked[: len(own)]:
+        if not list(found.tokens) == [run.tokens for run in plain] == asked[: len(runs)]:
             return found
-        seconds = [run.seconds for run in plain]
-        gain = speedup(seconds, found.seconds, len(trial.stretches))
+        gain = speedup([run.seconds for run in plain], found.seconds, len(trial.stretches))
         if runner is self._runners[0]:
             gain = Speedup(1.0)
         return replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)
 
-
-def _apart(target: Runtime, tokens: Sequence[int], one: int, other: int) -> tuple[float, float]:
-    """See `Difference`: the gap between the likeliest token and these, and the gap allowed."""
-    # Sequence ids below 0 are no decoder's.
-    prefix = Prefix(-1, tokens)
-    with torch.inference_mode():
-        logits = target.verify([prefix], nothing_drafted(1, target.device)).logits[0, 0]
-    target.release([-1], discard=True)
-    logits = logits.double()
-    gap = float(logits.max() - torch.minimum(logits[one], logits[other]))
-    largest = float(logits[logits.isfinite()].abs().max())
-    return gap, target.rounding * largest
+    def _error(self, prompt: Prompt, found: Tokens, expected: Tokens) -> str:
+        """Say where an output first differs from the greedy one; "" if rounding explains it."""
+        pairs = enumerate(zip(found, expected, strict=False))
+        place = next((place for place, pair in pairs if pair[0] != pair[1]), None)
+        if place is None:
+            return f"{prompt.name}: {len(found)} tokens where plain has {len(expected)}"
+        one, other = found[place], expected[place]
+        decoder = self._runners[0].decoder
+        assert decoder is not None
+        target = decoder.target
+        # Sequence ids below 0 are no decoder's.
+        prefix = Prefix(-1, (*prompt.token_ids, *expected[:place]))
+        with torch.inference_mode():
+            scores = target.verify([prefix], nothing_drafted(1, target.device))
+        logits = scores.logits[0, 0].double()
+        target.release([-1], discard=True)
+        gap = float(logits.max() - torch.minimum(logits[one], logits[other]))
+        allowed = target.rounding * float(logits[logits.isfinite()].abs().max())
+        if gap <= allowed:
+            return ""
+        return (
+            f"{prompt.name}, token {place + 1}: id {one} where plain has {other}; their logits are "
+            f"{gap:.2g} apart, and rounding explains {allowed:.2g}"
+        )
 
 
 def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:
@@ -221,15 +181,13 @@ def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:
     """
     kept, skipped = [], []
     for prompt in workload.prompts:
-        tokens = prompt.max_tokens or max_tokens
-        if room is None or len(prompt.token_ids) + tokens <= room:
+        length, tokens = len(prompt.token_ids), prompt.max_tokens or max_tokens
+        if room is None or length + tokens <= room:
             kept.append(prompt)
         else:
-            skipped.append(
-                f"{workload.name}, {prompt.name}: {len(prompt.token_ids)} tokens and {tokens} to "
-                f"emit exceed the context of {room} tokens"
-            )
+            said = f"{length} tokens and {tokens} to emit exceed the context of {room} tokens"
+            skipped.append(f"{workload.name}, {prompt.name}: {said}")
     if not kept:
         expected = "shorter prompts, or fewer tokens to emit"
         raise InvalidConfigError("max_tokens", max_tokens, expected, given=skipped[-1])
-    return Workload(workload.name, tuple(kept), (*workload.skipped, *skipped))
+    return Workload(workload.name, tuple(kept), tuple(skipped))

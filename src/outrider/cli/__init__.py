@@ -26,7 +26,7 @@ COMMANDS = {
     "serve": "Serve an OpenAI-compatible API, and a page that shows speculation.",
     "run-batch": "Answer a file of requests in OpenAI's batch format.",
     "chat": "Talk to a model in the terminal.",
-    "report": "Turn a trace or a benchmark's result into a table, plots and a page.",
+    "report": "Turn a trace into a summary and a page with pictures.",
 }
 
 

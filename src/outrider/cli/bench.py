@@ -41,7 +41,7 @@ OPTIONS = flags_of(
     ),
 )()
 
-Form = Literal["table", "json", "md", "csv"]
+Form = Literal["table", "json", "md"]
 
 
 @app.default
@@ -58,15 +58,15 @@ def bench(
     Args:
         output: what to print.
         as_json: print one JSON object; the same as -o json.
-        out: write result.json, .md, .csv and a page into this new folder; with --quick it is
+        out: write result.json, result.md and a page into this new folder; with --quick it is
             outrider-bench-DATE without being asked for.
     """
     asked: BenchOptions = plain(BenchOptions, options)
     with terminable() as interruption, _folder(out, asked.quick) as folder:
         from rich.console import Console
 
-        from ..bench import render_report, run_bench
-        from ..bench.formats import as_csv
+        from ..bench.page import render_report
+        from ..bench.run import run_bench
         from ..bench.tables import as_markdown, rendered
         from . import terminal
 
@@ -75,11 +75,7 @@ def bench(
             results = run_bench(asked, advance)
         if not results.measurements:
             raise KeyboardInterrupt("interrupted before anything was measured")
-        texts = {
-            "json": json.dumps(results.document()) + "\n",
-            "md": as_markdown(results),
-            "csv": as_csv(results),
-        }
+        texts = {"json": json.dumps(results.document()) + "\n", "md": as_markdown(results)}
         if folder is not None:
             for form, text in texts.items():
                 (folder / f"result.{form}").write_bytes(text.encode())

@@ -86,12 +86,11 @@ def demo(
 
     from outrider_demo import PROMPTS
 
-    from ..bench.formats import row
     from ..bench.race import OutriderRunner
     from ..bench.records import PLAIN, Candidate, Results, Workload
     from ..bench.records import Prompt as BenchPrompt
     from ..bench.trial import Trial, TrialRace
-    from ..bench.workloads import built_in
+    from ..bench.workloads import mixed
     from .models import load, traced
     from .race_screen import Screen
     from .terminal import messages, progress
@@ -102,7 +101,7 @@ def demo(
     texts = PROMPTS if given is None else (given,)
     if given is None and setup.models.target == "demo":
         # It is fast, and its texts differ much: a few of them say little.
-        more = built_in("code", tokenizer, len(tokenizer), 8).prompts
+        more = mixed(("code",), tokenizer, len(tokenizer), 8).prompts
         texts += tuple(tokenizer.decode(each.token_ids) for each in more)
     settings = loaded.settings(params, config)
     depth = None if config.depth == "adaptive" else config.deepest
@@ -118,10 +117,11 @@ def demo(
     screen = None if output.as_json else Screen(output.color)
     found = []
     extra = {"prompts": len(texts), "temperatures": temperature}
+    decoding = {"config": config, "tokenizer": tokenizer}
     with traced(trace, settings | extra, config) as on_round:
         runners = (
-            OutriderRunner(loaded.target.fresh(1), None, PLAIN, config, tokenizer=tokenizer),
-            OutriderRunner(loaded.target, loaded.drafter, candidate, config, tokenizer=tokenizer),
+            OutriderRunner(loaded.target.fresh(1), None, PLAIN, **decoding),
+            OutriderRunner(loaded.target, loaded.drafter, candidate, **decoding),
         )
 
         def write() -> None:
@@ -150,8 +150,8 @@ def demo(
             "speedup": speculative.speedup,
             "prompts": len(texts),
             "identical": speculative.identical,
-            "plain": row(plain),
-            "speculative": row(speculative),
+            "plain": plain.document(),
+            "speculative": speculative.document(),
         }
         for plain, speculative in found
     ]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, Token
 
-from ..bench import formats
 from ..config.params import SamplingParams
 from ..config.structured import StructuredOutput
 from ..config.validation import read_text, texts
 from ..errors import InvalidConfigError
+from .figures import figures
 from .flags import flags_of, plain, split
 from .options import (
     SPECULATION,
@@ -270,8 +270,7 @@ def _document(
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": sum(len(choice.token_ids) for choice in output.choices),
         },
-        "speculation": formats.speculation(decoder.metrics),
-        "timing": formats.timing(decoder.metrics),
+        **figures(decoder.metrics),
         "config": settings,
     }
     return document | ({"choices": choices} if len(choices) > 1 else {})
@@ -280,7 +279,7 @@ def _document(
 def _choice(choice: Choice, decoder: SpeculativeDecoder) -> dict[str, Any]:
     names = ("index", "text", "token_ids", "finish_reason", "depths")
     found: dict[str, Any] = {name: getattr(choice, name) for name in names}
-    found["speculation"] = formats.speculation(choice.metrics)
+    found["speculation"] = figures(choice.metrics)["speculation"]
     if choice.logprobs is not None:
         found["logprobs"] = [
             _entry(entry.token_id, entry.logprob, decoder.tokenizer)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter, Token
 from cyclopts.types import PositiveInt
 
-from ..bench.options import WITH_MODEL, shape_of
+from ..bench.options import WITH_MODEL
 from ..config import validation
 from ..config.params import SpeculativeConfig
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
@@ -132,7 +132,7 @@ class Drafting:
 
 
 def _tree(_kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    return shape_of(",".join(token.value for token in tokens), "tree_shape")
+    return validation.shape_of("tree_shape", ",".join(token.value for token in tokens))
 
 
 def speculation_flags(**defaults: Any) -> Any:

@@ -1,23 +1,22 @@
-"""`outrider report`: a trace or a benchmark's result as a table and a page."""
+"""`outrider report`: a trace as a summary and a page."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from cyclopts import App
 
-from ..bench import Results
-from ..bench.formats import speculation, timing
+from ..config.validation import unreadable
 from ..errors import InvalidConfigError
+from .figures import figures
 from .files import make_folder
 from .options import Output, titled
 
-if TYPE_CHECKING:
-    from ..engine.trace import Trace
-
 app = App(name="report")
+
+EXPECTED = "a trace that --trace wrote; outrider bench writes the page of a result.json beside it"
 
 
 @app.default
@@ -28,58 +27,46 @@ def report(
     out: str | None = None,
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> None:
-    """Summarise what a run recorded: print a table, and write a page (HTML, one file).
+    """Summarise what a run recorded, and write a page of it (HTML, one file).
 
     Args:
-        file: a trace that --trace wrote, or outrider bench's result.json.
+        file: a trace that --trace wrote.
         out: write the page into this folder; without it beside the file, under its name and
             -report.
     """
-    if (file / "result.json").is_file():
-        raise InvalidConfigError("FILE", str(file), f"a file: name {file / 'result.json'}")
-    from ..bench import read_report, render_report
-
-    found = read_report(file)
-    folder = make_folder("--out", out or file.with_name(f"{file.stem}-report"))
-    page = folder / "index.html"
-    page.write_bytes(render_report(found).encode())
-    if output.as_json:
-        print(json.dumps(_document(found) | {"files": [str(page)]}))
-        return
-    _show(found, output.color)
-    print(f"\nwritten: {page}")
-
-
-def _document(found: Trace | Results) -> dict[str, Any]:
-    """Make the object that `--json` prints, but for the files."""
-    if isinstance(found, Results):
-        return {"kind": "bench", "result": found.document()}
-    metrics = found.metrics
-    return {
-        "kind": "trace",
-        "truncated": found.truncated,
-        "outrider": found.outrider,
-        "settings": found.settings,
-        "emitted": metrics.emitted,
-        "speculation": speculation(metrics),
-        "depths": metrics.depths,
-        "timing": timing(metrics),
-    }
-
-
-def _show(found: Trace | Results, color: str) -> None:
     from rich.text import Text
 
-    from ..bench.tables import rendered
-    from .terminal import output
+    from ..bench.page import render_report
+    from ..engine.trace import is_trace, read_trace
+    from . import terminal
 
-    console = output(color)
-    if isinstance(found, Results):
-        console.print(rendered(found))
+    try:
+        if not is_trace(file):
+            raise InvalidConfigError("FILE", str(file), EXPECTED)
+        trace = read_trace(file)
+    except OSError as error:
+        raise unreadable("FILE", file, EXPECTED, error) from error
+    metrics, settings = trace.metrics, trace.settings
+    folder = make_folder("--out", out or file.with_name(f"{file.stem}-report"))
+    page = folder / "index.html"
+    page.write_bytes(render_report(trace).encode())
+    if output.as_json:
+        found = {
+            "kind": "trace",
+            "truncated": trace.truncated,
+            "outrider": trace.outrider,
+            "settings": settings,
+            "emitted": metrics.emitted,
+            "depths": metrics.depths,
+            **figures(metrics),
+            "files": [str(page)],
+        }
+        print(json.dumps(found))
         return
-    settings = found.settings
+    console = terminal.output(output.color)
     names = [str(settings[name]) for name in ("target", "method", "device") if name in settings]
-    console.print(Text(f"outrider {found.outrider}: a trace of {', '.join(names)}", "dim"))
-    console.print(Text(str(found.metrics)) if found.records else "no rounds are in it")
-    if found.truncated:
+    console.print(Text(f"outrider {trace.outrider}: a trace of {', '.join(names)}", "dim"))
+    console.print(Text(str(metrics)) if trace.records else "no rounds are in it")
+    if trace.truncated:
         console.print(Text("the trace was cut short: its last line is not whole", "bold"))
+    print(f"\nwritten: {page}")

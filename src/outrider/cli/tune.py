@@ -64,7 +64,7 @@ def tune(
     with terminable() as interruption:
         from rich.console import Console
 
-        from ..bench import run_tune
+        from ..bench.tune import run_tune
         from .terminal import progress, quiet
 
         quiet()

@@ -96,6 +96,14 @@ def text(field: str, value: object, expected: str = "a string", longest: float =
     return value
 
 
+def shape_of(field: str, tree: str) -> tuple[int, ...]:
+    """Read the children at each depth that a text such as 2x2x1, or 2,2,1, names."""
+    parts = tree.replace(",", "x").split("x")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InvalidConfigError(field, tree, "children at each depth, such as 2x2x1")
+    return tuple(map(int, parts))
+
+
 def unreadable(
     field: str, path: str | Path, expected: str, error: OSError | None = None
 ) -> InvalidConfigError:

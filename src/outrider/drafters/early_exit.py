@@ -40,7 +40,9 @@ class EarlyExitDrafter(ModelDrafter):
 
     def __init__(self, target: TransformersModel, layers: int) -> None:
         if not isinstance(target, TransformersModel):
-            raise InvalidConfigError("target", type(target).__name__, "a TransformersModel")
+            raise InvalidConfigError(
+                "target", type(target).__name__, "a TransformersModel (--runtime transformers)"
+            )
         super().__init__(target)
         self._target = target
         self._run = target.first_layers(layers)

@@ -6,17 +6,20 @@ import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from benchmarks import results, tables
 from benchmarks.__main__ import NAMES, main
 from benchmarks.report import COLUMNS, Scope
+from benchmarks.svg import Bar, bars
 
 import outrider
 from outrider.errors import InvalidConfigError
 
 from ...support.bench import load_pair
 
+SVG = "{http://www.w3.org/2000/svg}"
 TINY = Scope(rounds=2, tokens=10, workloads=("random",), temps=(0.0,), batches=(1,))
 ROW = {
     "workload": "code",
@@ -118,3 +121,25 @@ def test_documents_are_written_from_the_newest_files(tmp_path: Path) -> None:
 
 def test_a_text_without_markers_is_left_alone() -> None:
     assert tables.fill("nothing here", "speedup", "figures") == "nothing here"
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    rows = [Bar("all"), Bar("a", 1.0), Bar("b", 2.0, 1.5, 2.5), Bar("c <d>", 0.5, 0.1, 90.0)]
+    picture = ElementTree.fromstring(bars("speed & more", rows))
+    found = picture.findall(f"{SVG}rect")
+    widths = [float(each.attrib["width"]) for each in found]
+    assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
+    assert widths[2] == pytest.approx(widths[0] / 2, abs=0.2)
+    assert found[1].findtext(f"{SVG}title") == "b: 2.00x, 95% interval 1.50 to 2.50"
+    edge = float(picture.attrib["viewBox"].split()[2])
+    assert all(float(line.attrib["x2"]) <= edge for line in picture.findall(f"{SVG}line"))
+
+
+@pytest.mark.parametrize("most", [0.003, 1.7, 12.0, 99.0, 4321.0])
+def test_scales_have_a_few_round_numbers(most: float) -> None:
+    picture = ElementTree.fromstring(bars("t", [Bar("all", most)]))
+    labels = [text.text or "" for text in picture.findall(f"{SVG}text")][1:-2]
+    values = [float(label.removesuffix("x")) for label in labels]
+    assert 3 <= len(values) <= 9
+    assert values[0] == 0
+    assert values[-1] >= most * (1 - 1e-9)

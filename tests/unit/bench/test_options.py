@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.bench import BenchOptions, TuneOptions
-from outrider.bench.options import shape_of
+from outrider.config.validation import shape_of
 from outrider.errors import InvalidConfigError
 
 
@@ -25,12 +25,8 @@ from outrider.errors import InvalidConfigError
         (BenchOptions, {"batches": (1, 1)}, "batches"),
         (BenchOptions, {"batches": (0,)}, "batches"),
         (BenchOptions, {"trees": ("2x0",)}, "trees"),
-        (BenchOptions, {"trees": ("64x64",)}, "trees"),
         (BenchOptions, {"max_tokens": 0}, "max_tokens"),
         (BenchOptions, {"repeats": 1.5}, "repeats"),
-        (BenchOptions, {"drafters": ("early_exit",)}, "exit_layers"),
-        (BenchOptions, {"exit_layers": (2,)}, "exit_layers"),
-        (BenchOptions, {"drafters": ("prediction",)}, "drafters"),
         (BenchOptions, {"drafters": ("hybrid",), "verification": ("typical",)}, "drafters"),
         (BenchOptions, {"peers": ("none", "none")}, "peers"),
         (TuneOptions, {"max_tokens": 1}, "max_tokens"),
@@ -79,7 +75,7 @@ def test_tune_tries_what_the_models_allow() -> None:
 
 
 def test_shapes_are_read() -> None:
-    assert shape_of("2x2x1") == (2, 2, 1)
+    assert shape_of("trees", "2x2x1") == (2, 2, 1)
 
 
 def test_importing_the_package_loads_no_framework() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.prompt_files import read_prompts, workload_of
+from outrider.bench.prompt_files import read_prompts
 from outrider.bench.records import Workload
 from outrider.bench.trial import fitting
-from outrider.bench.workloads import built_in, mixed
+from outrider.bench.workloads import mixed
 from outrider.errors import InvalidConfigError
 
 from ...support.bench import WORKLOAD, Characters, Talking
@@ -20,20 +20,19 @@ from ...support.families import VOCAB
 KINDS = ("code", "editing", "json", "chat", "random")
 
 
-def _parse(*rows: Any) -> Workload:
-    lines = [
-        (f"line {number}", row if isinstance(row, bytes) else json.dumps(row).encode())
-        for number, row in enumerate(rows, 1)
-    ]
-    return workload_of({Path("some.jsonl"): lines}, Characters())
+def _parse(folder: Path, *rows: Any) -> Workload:
+    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+    path = folder / "some.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    return read_prompts([path], Characters())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_arguments_give_the_same_prompts(kind: str) -> None:
-    found = built_in(kind, Characters(), VOCAB, 5)
-    assert built_in(kind, Characters(), VOCAB, 5) == found
-    assert built_in(kind, Characters(), VOCAB, 3).prompts == found.prompts[:3]
+    found = mixed((kind,), Characters(), VOCAB, 5)
+    assert mixed((kind,), Characters(), VOCAB, 5) == found
+    assert mixed((kind,), Characters(), VOCAB, 3).prompts == found.prompts[:3]
     assert len({prompt.token_ids for prompt in found.prompts}) == 5
     assert len({prompt.name for prompt in found.prompts}) == 5
     for prompt in found.prompts:
@@ -42,15 +41,15 @@ def test_the_same_arguments_give_the_same_prompts(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["code", "editing", "json"])
 def test_models_that_talk_are_asked(kind: str) -> None:
-    for prompt in built_in(kind, Talking(), VOCAB, 2).prompts:
+    for prompt in mixed((kind,), Talking(), VOCAB, 2).prompts:
         text = Talking().decode(prompt.token_ids)
         assert text.startswith("<user>")
         assert text.endswith("```<assistant>")
         assert "alone." in text
 
 
-def test_a_template_without_a_system_gets_the_rest_of_a_conversation() -> None:
-    text = Talking().decode(built_in("chat", Talking(), VOCAB, 1).prompts[0].token_ids)
+def test_a_conversation_ends_with_a_question() -> None:
+    text = Talking().decode(mixed(("chat",), Talking(), VOCAB, 1).prompts[0].token_ids)
     assert text.startswith("<user>")
     assert text.count("<assistant>") == 2
 
@@ -67,15 +66,16 @@ def test_kinds_are_taken_in_turn() -> None:
         mixed(("chat",), Characters(), VOCAB, 9)
 
 
-@pytest.mark.parametrize("kind", ["code", "random"])
-def test_code_and_random_are_150_tokens_long(kind: str) -> None:
-    found = built_in(kind, Characters(), VOCAB, 2)
-    assert [len(prompt.token_ids) for prompt in found.prompts] == [150, 150]
+def test_code_and_random_are_cut_to_a_length() -> None:
+    for prompt in mixed(("random",), Characters(), VOCAB, 2).prompts:
+        assert len(prompt.token_ids) == 150
+    for prompt in mixed(("code",), Characters(), VOCAB, 20).prompts:
+        assert len(prompt.token_ids) == 150
 
 
 def test_more_prompts_than_there_are_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="at most 8"):
-        built_in("chat", Characters(), VOCAB, 9)
+        mixed(("chat",), Characters(), VOCAB, 9)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,14 @@ def test_more_prompts_than_there_are_is_refused() -> None:
         ),
     ],
 )
-def test_three_formats_are_read(row: dict[str, Any], text: str) -> None:
-    (prompt,) = _parse(row).prompts
+def test_three_formats_are_read(tmp_path: Path, row: dict[str, Any], text: str) -> None:
+    (prompt,) = _parse(tmp_path, row).prompts
     assert prompt.token_ids == tuple(Characters().encode(text))
 
 
-def test_rows_may_say_how_many_tokens_and_what_is_expected() -> None:
+def test_rows_may_say_how_many_tokens_and_what_is_expected(tmp_path: Path) -> None:
     found = _parse(
+        tmp_path,
         {"prompt": [3, 4], "max_tokens": 7, "prediction": "ab"},
         {"body": {"prompt": "x", "max_completion_tokens": 9, "prediction": {"content": "ab"}}},
         {"prompt": [5], "prediction": [1, 2]},
@@ -110,79 +111,72 @@ def test_rows_may_say_how_many_tokens_and_what_is_expected() -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (b"{", "not JSON"),
-        (b"\xff", "not UTF-8"),
-        (b"[" * 100_000, "not JSON"),
-        ([], "expected an object"),
-        ({}, "no prompt"),
-        ({"prompt": []}, "empty"),
-        ({"prompt": [VOCAB]}, "no token id of the vocabulary"),
-        ({"prompt": [-1]}, "no token id of the vocabulary"),
-        ({"prompt": [True]}, "no token id of the vocabulary"),
-        ({"prompt": "\ud800"}, "surrogate"),
-        ({"turns": []}, "turns"),
-        ({"messages": [{"content": "a"}]}, "role"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
-        ({"prompt": "a", "prediction": 3}, "prediction"),
+        (b"{", " is not JSON"),
+        (b"[" * 100_000, " is not JSON"),
+        ([], "=[] is not allowed: expected an object"),
+        ({}, "={} is not allowed: expected rows such as"),
+        ({"prompt": []}, ": prompt=[] is not allowed: expected at least one token"),
+        (
+            {"prompt": [VOCAB]},
+            f": prompt={VOCAB} is not allowed: expected an integer in 0..{VOCAB - 1}",
+        ),
+        ({"prompt": [-1]}, ": prompt=-1 is not allowed"),
+        ({"prompt": [True]}, ": prompt=True is not allowed"),
+        ({"prompt": "\ud800"}, "half a surrogate pair"),
+        ({"turns": []}, ": turns=[] is not allowed: expected a list with at least one entry"),
+        ({"messages": [{"content": "a"}]}, ": messages[0].role=None is not allowed"),
+        (
+            {"prompt": "a", "max_tokens": 0},
+            ": max_tokens=0 is not allowed: expected an integer >= 1",
+        ),
+        ({"prompt": "a", "prediction": 3}, ": prediction=3 is not allowed"),
     ],
 )
-def test_a_bad_row_is_skipped_and_named(row: Any, reason: str) -> None:
-    found = _parse({"prompt": "good"}, row)
-    assert len(found.prompts) == 1
-    (skipped,) = found.skipped
-    assert skipped.startswith("line 2: ")
-    assert reason in skipped
-
-
-def test_a_file_without_a_usable_row_is_refused() -> None:
-    with pytest.raises(InvalidConfigError, match="1 more rows cannot be used"):
-        _parse({}, {})
+def test_a_bad_row_is_refused_by_its_line(tmp_path: Path, row: Any, reason: str) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        _parse(tmp_path, {"prompt": "good"}, row)
+    assert str(refused.value).startswith("some.jsonl line 2")
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"cannot read .*none: there is no such file"):
-        read_prompts(tmp_path / "none")
+        read_prompts([tmp_path / "none"], Characters())
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(InvalidConfigError, match="no prompt"):
-        read_prompts(tmp_path / "empty")
+        read_prompts([tmp_path / "empty"], Characters())
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidConfigError, match="binary: it is not UTF-8 text"):
-        read_prompts(tmp_path / "binary")
+        read_prompts([tmp_path / "binary"], Characters())
 
 
 def test_a_byte_order_mark_and_empty_lines_mean_nothing(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_bytes(b'\xef\xbb\xbf\n{"prompt": [1]}\r\n\n')
-    assert [
-        prompt.name for prompt in workload_of({path: read_prompts(path)}, Characters()).prompts
-    ] == ["line 2"]
+    (prompt,) = read_prompts([path], Characters()).prompts
+    assert prompt.name == "some.jsonl line 2"
 
 
 def test_rows_and_texts_are_prompts_of_one_workload(tmp_path: Path) -> None:
     texts = {
-        "a.jsonl": '{"prompt": "x"}\n{}\n{"turns": ["x"], "category": "math"}',
-        "b.json": '{"prompt": "x"}',
+        "a.jsonl": '{"prompt": "x"}\n\n{"turns": ["x"], "category": "math"}',
         "c.json": '{\n  "a": 1\n}',
         "d.py": "def f():\n",
         "e": "some text",
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    found = workload_of(
-        {tmp_path / name: read_prompts(tmp_path / name) for name in texts}, Characters()
-    )
-    assert found.name == "5 files"
+    found = read_prompts([tmp_path / name for name in texts], Characters())
+    assert found.name == "4 files"
     assert {prompt.name: prompt.kind for prompt in found.prompts} == {
         "a.jsonl line 1": "a",
         "a.jsonl line 3 (math)": "math",
-        "b.json line 1": "b",
         "c.json": "json",
         "d.py": "py",
         "e": "e",
     }
     assert found.prompts[-1].token_ids == tuple(Characters().encode("some text"))
-    (skipped,) = found.skipped
-    assert skipped.startswith("a.jsonl line 2: no prompt")
 
 
 def test_prompts_that_do_not_fit_the_context_are_left_out() -> None:

@@ -28,10 +28,10 @@ def test_json_has_both_sides_at_every_temperature(capsys: Capture, base: tuple[s
     first = found["results"][0]
     assert first["identical"] == first["prompts"] == 1
     for name in ("plain", "speculative"):
-        assert first[name]["total_output_tokens"] == 6
-        assert first[name]["output_throughput"] > 0
-    assert first["plain"]["drafted"] == 0
-    assert first["speculative"]["drafted"] > 0
+        assert first[name]["tokens"] == [6]
+        assert first[name]["tokens_per_s"] > 0
+    assert first["plain"]["metrics"]["drafted"] == 0
+    assert first["speculative"]["metrics"]["drafted"] > 0
     assert found["config"]["speculation"]["num_speculative_tokens"] == 2
 
 
@@ -40,7 +40,7 @@ def test_a_trace_has_the_rounds_that_were_counted(
 ) -> None:
     path = tmp_path / "trace.jsonl"
     found = document(capsys, *base, "--temp", "0", "--trace", str(path))
-    rounds = found["results"][0]["speculative"]["rounds"]
+    rounds = found["results"][0]["speculative"]["metrics"]["rounds"]
     assert len(read_trace(path).records) == rounds
 
 

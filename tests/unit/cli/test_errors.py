@@ -49,7 +49,7 @@ from tests.support.command import PROMPT, Capture, error_of, printed, save_model
         (("--tree-shape", "2,0"), ("--tree-shape", "'2,0'", "such as 2x2x1")),
         (("--tree-shape", "2x", "--seed", "1"), ("--tree-shape", "'2x'", "such as 2x2x1")),
         (("--tree-shape", "2", "--tree-budget", "3"), ("--tree-budget", "tree_shape")),
-        (("--tree-shape", "50,50,50"), ("--tree-shape", "at most 1024 nodes in all")),
+        (("--tree-shape", "50,50,50"), ("--tree-shape", "1024 nodes in all at most")),
         (("--min-tokens", "9", "-m", "8"), ("--min-tokens", "9", "max_tokens=8")),
         (("--file", "x"), ("--file", "--prompt")),
         (("--speculative-config", "{"), ("--speculative-config", "{", "a JSON object")),

@@ -1,4 +1,4 @@
-"""Two kinds of pictures as SVG text: horizontal bars with intervals, and columns.
+"""Horizontal bars with intervals as SVG text.
 
 Colours are set by classes and follow the reader's light or dark scheme. Every bar has a title,
 which browsers show when the pointer is over it.
@@ -17,33 +17,28 @@ STYLE = """
 .chart .quiet{fill:#57606a}
 .chart .grid{stroke:#d0d7de;stroke-width:1}
 .chart .mark{stroke:#24292f;stroke-width:1.5}
-.chart .a{fill:#0969da}.chart .b{fill:#8c959f}.chart .c{fill:#bf8700}
+.chart .a{fill:#0969da}
 @media (prefers-color-scheme:dark){
 .chart text{fill:#e6edf3}.chart .quiet{fill:#9198a1}.chart .grid{stroke:#3d444d}
-.chart .mark{stroke:#e6edf3}.chart .a{fill:#4493f8}.chart .b{fill:#656c76}.chart .c{fill:#d29922}
+.chart .mark{stroke:#e6edf3}.chart .a{fill:#4493f8}
 }
 """
 
 _LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 250, 60, 56, 22, 760
-_HEIGHT, _COLUMNS_LEFT, _COLUMNS_TOP = 170, 48, 36
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A horizontal bar: a value from 0, its interval if known, and a class of `STYLE`.
-
-    One without a value is a heading.
-    """
+    """A horizontal bar: a value from 0, and its interval if known; one without is a heading."""
 
     label: str
     value: float | None = None
     low: float | None = None
     high: float | None = None
-    kind: str = "a"
 
 
-def bars(title: str, rows: Sequence[Bar], unit: str = "x") -> str:
-    """Draw bars and headings from top to bottom, with a line at 1 and a unit behind numbers."""
+def bars(title: str, rows: Sequence[Bar]) -> str:
+    """Draw bars and headings from top to bottom, with a line at 1."""
     ends = [min(bar.high or bar.value, 2 * bar.value) for bar in rows if bar.value]
     ticks = _ticks(max([1.0, *ends]))
     scale = (_WIDTH - _LEFT - _RIGHT) / ticks[-1]
@@ -52,12 +47,12 @@ def bars(title: str, rows: Sequence[Bar], unit: str = "x") -> str:
     for tick in ticks:
         x = _LEFT + tick * scale
         parts.append(_line(x, _TOP - 8, x, bottom, "mark" if tick == 1 else "grid"))
-        parts.append(_text(x, _TOP - 14, f"{tick:g}{unit}", "quiet", "middle"))
+        parts.append(_text(x, _TOP - 14, f"{tick:g}x", "quiet", "middle"))
     for y, bar in zip(range(_TOP, bottom, _ROW), rows, strict=True):
         if bar.value is None:
             parts.append(_text(0, y + 15, bar.label, "quiet"))
             continue
-        shown, hint, marks = f"{bar.value:.2f}{unit}", "", []
+        shown, hint, marks = f"{bar.value:.2f}x", "", []
         if bar.low is not None and bar.high is not None:
             hint = f", 95% interval {bar.low:.2f} to {bar.high:.2f}"
             low, high = (_LEFT + min(each, ticks[-1]) * scale for each in (bar.low, bar.high))
@@ -68,38 +63,11 @@ def bars(title: str, rows: Sequence[Bar], unit: str = "x") -> str:
         parts += [
             _text(_LEFT - 8, y + 15, bar.label, anchor="end"),
             _rectangle(
-                _LEFT, y + 3, bar.value * scale, _ROW - 7, bar.kind, f"{bar.label}: {shown}{hint}"
+                _LEFT, y + 3, bar.value * scale, _ROW - 7, "a", f"{bar.label}: {shown}{hint}"
             ),
             _text(_WIDTH, y + 15, shown, anchor="end"),
             *marks,
         ]
-    return _picture(bottom + 8, title, parts)
-
-
-def columns(
-    title: str, values: Sequence[Sequence[float]], kinds: str = "a", most: float | None = None
-) -> str:
-    """Draw columns, each a stack of values from bottom to top, with a scale on the left.
-
-    `kinds` has a class of `STYLE`, one letter, for each place in a stack. Columns taller than
-    `most` are cut off there.
-    """
-    tallest = max(map(sum, values), default=1.0)
-    ticks = _ticks(tallest if most is None else min(tallest, most))
-    bottom, step = _COLUMNS_TOP + _HEIGHT, (_WIDTH - _COLUMNS_LEFT) / max(1, len(values))
-    scale = _HEIGHT / ticks[-1]
-    parts = []
-    for tick in ticks:
-        y = bottom - tick * scale
-        parts.append(_line(_COLUMNS_LEFT, y, _WIDTH, y, "grid"))
-        parts.append(_text(_COLUMNS_LEFT - 6, y + 4, f"{tick:g}", "quiet", "end"))
-    for index, stack in enumerate(values):
-        x, y = _COLUMNS_LEFT + (index + 0.08) * step, float(bottom)
-        hint = f"{index + 1}: " + " + ".join(f"{value:.3g}" for value in stack)
-        for value, kind in zip(stack, kinds, strict=True):
-            height = min(value * scale, y - _COLUMNS_TOP)
-            y -= height
-            parts.append(_rectangle(x, y, step * 0.84, height, kind, hint))
     return _picture(bottom + 8, title, parts)
 
 
