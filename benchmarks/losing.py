@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import outrider
-from outrider import ModelDrafter, SamplingParams, TransformersModel
+from outrider import EarlyExitDrafter, ModelDrafter, SamplingParams, TransformersModel
 from outrider.bench.race import OutriderRunner, Runner
 from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.trial import Trial, TrialRace
@@ -32,8 +32,10 @@ def run(scope: Scope, say: Say) -> Report:
                 ),
             }
             for exit_layers in sorted({max(1, layers // 4), max(1, layers // 2)}):
-                runners[f"its first {exit_layers} of {layers} layers"] = OutriderRunner.of(
-                    Candidate("early_exit", "block", exit_layers=exit_layers), pair, batch
+                own = pair.target.fresh(batch)
+                assert isinstance(own, TransformersModel)
+                runners[f"its first {exit_layers} of {layers} layers"] = OutriderRunner(
+                    own, EarlyExitDrafter(own, exit_layers), Candidate("early_exit", "block")
                 )
             trial = Trial(
                 workload=prompts,

@@ -212,5 +212,4 @@ def drafter_of(candidate: Candidate, pair: Pair, target: Any, slots: int) -> Any
     if candidate.drafter in WITH_MODEL and model is not None:
         model = model.fresh(slots)
     suffix = SuffixDrafter(max_pool_tokens=0)
-    layers = candidate.exit_layers
-    return make_drafter(candidate.drafter, target, model, suffix=suffix, exit_layers=layers)
+    return make_drafter(candidate.drafter, target, model, suffix=suffix)

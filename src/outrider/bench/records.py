@@ -53,7 +53,6 @@ class Candidate:
         verification: the method, None where there is no choice.
         depth: tokens drafted in a row, None where it is adaptive.
         tree: children at each depth, None for chains.
-        exit_layers: how many of the target's first layers draft, None unless they do.
         system: which software decodes: "outrider", or the name of a peer.
     """
 
@@ -61,7 +60,6 @@ class Candidate:
     verification: str | None = None
     depth: int | None = None
     tree: tuple[int, ...] | None = None
-    exit_layers: int | None = None
     system: str = "outrider"
 
     @property
@@ -78,8 +76,6 @@ class Candidate:
     def label(self) -> str:
         """A short name, unique among the candidates of a run."""
         parts = [self.system.removeprefix("outrider"), "plain" if self.plain else self.drafter]
-        if self.exit_layers is not None:
-            parts.append(f"of {self.exit_layers} layers")
         if self.verification not in (None, "block"):
             parts.append(str(self.verification))
         if self.tree is not None:

@@ -91,8 +91,7 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
 
 
 def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
-    drafting = [(drafter, None) for drafter in drafters]
-    return grid(drafting, options.verification, options.depths, options.trees)
+    return grid(drafters, options.verification, options.depths, options.trees)
 
 
 def prepared(
@@ -133,23 +132,20 @@ def room_of(pair: Pair) -> int | None:
 
 
 def grid(
-    drafting: Sequence[tuple[str, int | None]],
+    drafters: Sequence[str],
     methods: Sequence[str],
     depths: Sequence[int | None],
     trees: Sequence[str],
 ) -> list[Candidate]:
     """List every drafter with every method, at every depth, and in every tree that it can draft.
 
-    `drafting` has drafters, and of how many of the target's layers; a depth of None is adaptive.
+    A depth of None is adaptive.
     """
-    pairs, shapes = list(product(drafting, methods)), [shape_of("trees", tree) for tree in trees]
-    chains = [
-        Candidate(drafter, method, depth, exit_layers=layers)
-        for ((drafter, layers), method), depth in product(pairs, depths)
-    ]
+    shapes = [shape_of("trees", tree) for tree in trees]
+    chains = [Candidate(*each) for each in product(drafters, methods, depths)]
     branching = [
-        Candidate(drafter, method, len(shape), shape, layers)
-        for ((drafter, layers), method), shape in product(pairs, shapes)
+        Candidate(drafter, method, len(shape), shape)
+        for drafter, method, shape in product(drafters, methods, shapes)
         if drafter != "ngram"
     ]
     return [*chains, *branching]

@@ -45,8 +45,8 @@ FINALISTS = 2
 
 def candidates(options: TuneOptions) -> list[Candidate]:
     """List what is tried: each drafter with adaptive depth, and at each fixed depth."""
-    drafting = [(drafter, None) for drafter in options.chosen_drafters]
-    return grid(drafting, ("block",), (None, *options.depths), options.tree_shape)
+    depths = (None, *options.depths)
+    return grid(options.chosen_drafters, ("block",), depths, options.tree_shape)
 
 
 class Search:

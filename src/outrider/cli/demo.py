@@ -106,7 +106,7 @@ def demo(
     settings = loaded.settings(params, config)
     depth = None if config.depth == "adaptive" else config.deepest
     shape = config.tree_shape
-    candidate = Candidate(method, config.verification, depth, shape, drafting.exit_layers)
+    candidate = Candidate(method, config.verification, depth, shape)
     prompts = Workload(
         "demo",
         tuple(

@@ -238,7 +238,6 @@ def test_labels_tell_candidates_apart() -> None:
         Candidate("draft_model", "block"),
         Candidate("draft_model", "token", 3),
         Candidate("draft_model", "block", 2, (3, 1)),
-        Candidate("early_exit", "block", 3, exit_layers=2),
         Candidate("none", system="transformers"),
         Candidate("draft_model", depth=3, system="transformers"),
     ]
