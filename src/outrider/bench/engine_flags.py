@@ -21,6 +21,8 @@ NOTE = (
     "costs were measured with Outrider, and another engine's are its own"
 )
 
+NO_DEPTH = "no fixed depth pays here: engines without an adaptive one do best to decode plainly"
+
 MOST_ROWS = 512
 """Where a schedule ends that has to name its last batch size."""
 

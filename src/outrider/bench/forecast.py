@@ -12,7 +12,7 @@ from .records import Candidate
 from .speedup import Speedup, speedup
 
 _GAIN = 1.05
-"""A kind of text with a single prompt counts as gained on from here."""
+"""A kind of text counts as gained on from here."""
 
 _APART = 1.15
 """Kinds are named where the best gains so many times what the worst does."""
@@ -44,6 +44,10 @@ class Stretch:
     kind: str
     plain: float
     drafting: float
+
+    def gain(self, scale: float) -> float:
+        """Return the ratio of the two, times what predictions are off by."""
+        return scale * self.plain / self.drafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,12 @@ class Forecast:
 
     @property
     def gains_somewhere(self) -> bool:
-        """Whether some kind of text gains."""
-        gains = map(self.gain, self.kinds)
-        return any(each.ratio > _GAIN if each.low is None else each.low > 1 for each in gains)
+        """Whether some kind of text gains, and each of its texts."""
+        return any(
+            self.gain(kind).ratio > _GAIN
+            and all(each.gain(self.scale) > 1 for each in self.stretches if each.kind == kind)
+            for kind in self.kinds
+        )
 
     @property
     def affordable(self) -> float:

@@ -78,8 +78,8 @@ class Search:
         self._write()
         found = self.forecasts()
         best = chosen(found)
-        self._curve(PLAIN if best is None else best.candidate)
         field = [each.candidate for each in (*filter(None, [best]), *found)]
+        self._curve(field[0])
         self._race(list(dict.fromkeys(field))[:FINALISTS])
 
     def _gone(self) -> float:
@@ -198,7 +198,7 @@ class Search:
 
     def _curve(self, candidate: Candidate) -> None:
         """Time rounds at the batch sizes of a schedule, as long as there is time."""
-        if candidate.plain or not self._options.export:
+        if not self._options.export:
             return
         self._say("timing rounds of larger batches")
         for rows in self._options.schedule:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..engine.methods import WITH_MODEL
 from ..errors import InvalidConfigError
 from .costs import Costs
 from .engine_flags import Export, export
@@ -72,9 +73,11 @@ class Recommendation:
 
         Models and device are those of the search.
         """
-        names = ("target", "draft", "runtime", "dtype", "weights", "device")
+        names = ["target", "draft", "runtime", "dtype", "weights", "device"]
+        if self.candidate.drafter not in WITH_MODEL:
+            names.remove("draft")
         given = self.environment["settings"]
-        made = {name: given[name] for name in names if given.get(name) is not None}
+        made = {name: given[name] for name in names if given.get(name) not in (None, "auto")}
         made["method"] = self.candidate.drafter
         if self.candidate.plain:
             return made

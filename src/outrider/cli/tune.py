@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from ..bench import Results, TuneOptions
-from ..bench.engine_flags import NOTE
+from ..bench.engine_flags import NO_DEPTH, NOTE
 from .files import check_file, make_folder, replace_file
 from .flags import flags_of, listed, plain
 from .options import Output, group, titled
@@ -142,5 +142,7 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
         console.print(Text(export.text), soft_wrap=True)
         for note in export.notes:
             console.print(Text(f"- {note}", "dim"))
+    if found.schedule and not found.exports:
+        console.print(Text(f"\n{NO_DEPTH}", "dim"))
     if found.exports:
         console.print(Text(f"\n{NOTE}", "dim"))

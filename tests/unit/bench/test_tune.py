@@ -43,7 +43,7 @@ def options(folder: Path, **given: Any) -> TuneOptions:
 
 def recommendation(candidate: Candidate, gain: float = 2.0) -> Recommendation:
     stretches = tuple(Stretch(0.0, name, "code", gain, 1.0) for name in "abc")
-    settings = {"settings": {"target": "a", "draft": "b", "dtype": None}}
+    settings = {"settings": {"target": "a", "draft": "b", "dtype": None, "runtime": "auto"}}
     return Recommendation((Forecast(candidate, stretches),), (), (), (), (), settings)
 
 
@@ -114,18 +114,24 @@ def test_the_adaptive_depth_is_always_tried() -> None:
     ("candidate", "gain", "settings"),
     [
         (HYBRID, 0.5, {"method": "none"}),
-        (HYBRID, 2.0, {"method": "hybrid", "depth": "adaptive"}),
+        (HYBRID, 2.0, {"draft": "b", "method": "hybrid", "depth": "adaptive"}),
+        (Candidate("suffix", "block"), 2.0, {"method": "suffix", "depth": "adaptive"}),
         (
             FIXED,
             2.0,
-            {"method": "draft_model", "depth": "fixed", "num-speculative-tokens": 2},
+            {
+                "draft": "b",
+                "method": "draft_model",
+                "depth": "fixed",
+                "num-speculative-tokens": 2,
+            },
         ),
     ],
 )
 def test_settings_are_those_of_the_command_line(
     candidate: Candidate, gain: float, settings: dict[str, Any]
 ) -> None:
-    assert recommendation(candidate, gain).settings() == {"target": "a", "draft": "b"} | settings
+    assert recommendation(candidate, gain).settings() == {"target": "a"} | settings
 
 
 SCHEDULES = ([(1, 4)], [(1, 4), (4, 2), (16, 0)])

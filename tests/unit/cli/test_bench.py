@@ -211,7 +211,7 @@ class Found:
     forecasts = ()
     measurements = RESULTS.measurements
     environment: Mapping[str, str] = MappingProxyType({"target": "demo"})
-    skipped = exports = ()
+    skipped = exports = schedule = ()
     partial = False
 
     def settings(self) -> dict[str, Any]:
