@@ -11,8 +11,8 @@ from .options import WITH_MODEL
 from .records import Candidate
 from .speedup import Speedup, speedup
 
-_GAIN = 1.05
-"""A kind of text counts as gained on from here."""
+_GAIN, _NOTHING = 1.05, 0.97
+"""A kind of text counts as gained on from here, and a loss as none."""
 
 _APART = 1.15
 """Kinds are named where the best gains so many times what the worst does."""
@@ -44,10 +44,6 @@ class Stretch:
     kind: str
     plain: float
     drafting: float
-
-    def gain(self, scale: float) -> float:
-        """Return the ratio of the two, times what predictions are off by."""
-        return scale * self.plain / self.drafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +117,9 @@ class Forecast:
 
     @property
     def gains_somewhere(self) -> bool:
-        """Whether some kind of text gains, and each of its texts."""
-        return any(
-            self.gain(kind).ratio > _GAIN
-            and all(each.gain(self.scale) > 1 for each in self.stretches if each.kind == kind)
-            for kind in self.kinds
-        )
+        """Whether some kind of text gains, and all together lose next to nothing."""
+        best = max(self.gain(kind).ratio for kind in self.kinds)
+        return best > _GAIN and self.known.ratio > _NOTHING
 
     @property
     def affordable(self) -> float:
