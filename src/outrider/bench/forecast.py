@@ -11,8 +11,8 @@ from .options import WITH_MODEL
 from .records import Candidate
 from .speedup import Speedup, speedup
 
-_GAIN, _NOTHING = 1.05, 0.97
-"""A kind of text counts as gained on from here, and a loss as none."""
+_GAIN = 1.1
+"""A kind of text counts as gained on from here."""
 
 _APART = 1.15
 """Kinds are named where the best gains so many times what the worst does."""
@@ -117,9 +117,9 @@ class Forecast:
 
     @property
     def gains_somewhere(self) -> bool:
-        """Whether some kind of text gains, and all together lose next to nothing."""
+        """Whether some kind of text gains, and all together lose nothing."""
         best = max(self.gain(kind).ratio for kind in self.kinds)
-        return best > _GAIN and self.known.ratio > _NOTHING
+        return best > _GAIN and self.known.ratio >= 1
 
     @property
     def affordable(self) -> float:
