@@ -71,7 +71,7 @@ def tune(
         with progress(Console(stderr=True), "tuning", unit="s") as advance:
             found = run_tune(asked, advance)
         text = json.dumps(found.document())
-        if save is not None:
+        if save is not None and found.forecasts:
             comments = ("found by outrider tune", *found.verdict)
             replace_file(save, toml(found.settings(), comments))
         if folder is not None:
@@ -133,6 +133,8 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
         console.print(Text(f"left out: {line}", "dim"))
     for line in found.verdict:
         console.print(Text(line, "bold"))
+    if not found.forecasts:
+        return
     console.print(Text(f"\n{_flags(found.settings())}"), soft_wrap=True)
     if saved is not None:
         console.print(Text(f"saved: outrider generate --config {saved}, or in Python"))

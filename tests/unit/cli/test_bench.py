@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from outrider.bench import BenchOptions, Candidate, Measurement, Results, TuneOptions
+from outrider.bench.forecast import Forecast, Stretch
 from outrider.cli import main
 from outrider.cli.signals import Terminated
 from tests.support.command import Capture, error_of, printed
@@ -208,7 +209,7 @@ class Found:
     """A recommendation, as far as the command reads it."""
 
     verdict = ("use n-gram look-ups with 4 tokens a round", "predicted from 8 texts")
-    forecasts = ()
+    forecasts = (Forecast(Candidate("ngram", "block", 4), (Stretch(0.0, "a", "code", 1.5, 1.0),)),)
     measurements = RESULTS.measurements
     environment: Mapping[str, str] = MappingProxyType({"target": "demo"})
     skipped = exports = schedule = ()
@@ -271,3 +272,15 @@ def test_report_refuses_what_is_no_trace(
     assert said in error_of(capsys, "report", str(file))
     assert "is a directory" in error_of(capsys, "report", str(tmp_path))
     assert "FILE" in error_of(capsys, "report")
+
+
+def test_without_an_answer_nothing_is_saved(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Nothing(Found):
+        forecasts = ()
+
+    monkeypatch.setattr("outrider.bench.tune.run_tune", lambda *_: Nothing())
+    saved = tmp_path / "tuned.toml"
+    assert "outrider generate" not in printed(capsys, "tune", "--save", str(saved))
+    assert not saved.exists()
