@@ -14,7 +14,7 @@ from itertools import groupby
 from shlex import quote
 from typing import Any
 
-from .options import WITH_MODEL
+from ..config.params import WITH_MODEL
 
 NOTE = (
     "adaptive depth does not carry over: these are the best fixed depths by what was predicted; "

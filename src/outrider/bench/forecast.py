@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from ..config.params import WITH_MODEL
 from .costs import Costs
-from .options import WITH_MODEL
 from .records import Candidate
 from .speedup import Speedup, speedup
 

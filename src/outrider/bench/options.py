@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..config.params import LOSSY, Verification
+from ..config.params import LOSSY, WITH_MODEL, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
 from ..config.validation import Check, integer, real, shape_of, unreadable
 from ..errors import InvalidConfigError
@@ -25,8 +25,6 @@ TunedDrafters = Literal["draft_model", "ngram", "suffix", "hybrid"]
 Depth = int | Literal["adaptive"]
 Peers = Literal["transformers", "llama.cpp", "openvino-genai", "none"]
 Engines = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"]
-
-WITH_MODEL = ("draft_model", "hybrid")
 
 
 def silent(_done: int, _total: int, _what: str) -> None:

@@ -19,11 +19,11 @@ from .. import (
     StreamEvent,
     SuffixDrafter,
 )
+from ..config.params import WITH_MODEL
 from ..engine.compatibility import parts_of
 from ..engine.methods import make_drafter
 from ..runtimes.base import Runtime
 from ..types.records import RoundRecord
-from .options import WITH_MODEL
 from .records import PLAIN, Candidate
 
 Tokens = tuple[int, ...]

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from ..drafters.base import Drafter
 from ..engine.commit import StepResult
+from ..errors import ModelError
 from ..runtimes.base import Capabilities, Cursor, Runtime
 from ..types.records import MODEL, DraftProposal, Prefix, RoundRecord, SequenceState, TargetScores
 from ..types.trees import node_depths
@@ -51,8 +52,8 @@ class Replay(SpeculativeDecoder):
         drawn: Costs | None = None,
     ) -> None:
         self._script = _Script(texts)
-        model = ModelDrafter(_Draft(self._script, config))
-        super().__init__(_Target(self._script), drafter(model), config=config)
+        model = ModelDrafter(_Model(self._script, config))
+        super().__init__(_Model(self._script, config), drafter(model), config=config)
         self._rounds, self._drawn = rounds, drawn or rounds
         self._prefilled: set[int] = set()
         self._seconds = self.model_s = 0.0
@@ -170,11 +171,17 @@ class _Script:
         return text, prefix.length - len(text.prompt.token_ids)
 
 
-class _Target(Runtime):
-    """Writes the script, whatever is drafted."""
+class _Model(Runtime):
+    """Writes the script as a target, and as a draft proposes what was kept of it, and then others.
 
-    def __init__(self, script: _Script) -> None:
-        self._script = script
+    Args:
+        script: the texts.
+        config: how drafts are verified, and whether they are trees.
+    """
+
+    def __init__(self, script: _Script, config: SpeculativeConfig) -> None:
+        self._script, self._trees = script, config.drafts_trees
+        self._blocks = config.verification != "token"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -187,23 +194,6 @@ class _Target(Runtime):
         tokens = tokens.gather(1, torch.from_numpy(node_depths(proposal.structure)))
         logits = torch.zeros(*tokens.shape, self._script.vocab_size)
         return TargetScores(logits.scatter_(-1, tokens[..., None], 1.0))
-
-
-class _Draft(Runtime):
-    """Drafts what was kept of the script, and then a token that is not in it."""
-
-    def __init__(self, script: _Script, config: SpeculativeConfig) -> None:
-        self._script, self._trees = script, config.drafts_trees
-        self._blocks = config.verification != "token"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Chains and trees of any size."""
-        return Capabilities(self._script.vocab_size, torch.device("cpu"))
-
-    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
-        """Refuse: it only drafts."""
-        raise NotImplementedError
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
         """Open a cursor at the end of the prefixes."""
@@ -257,8 +247,8 @@ class _Tree(Cursor):
         return self._ranked(self._on)[:, 0]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Refuse: it is fed trees."""
-        raise NotImplementedError
+        """Refuse a chain, as `Cursor.expand` refuses trees."""
+        raise ModelError("a recorded tree is fed nodes, and no chain; feed it by expand")
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Feed nodes; see `Cursor`."""

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import Pair, SamplingParams, SpeculativeDecoder, SuffixDrafter
-from ..engine.methods import WITH_MODEL, make_drafter
+from ..config.params import WITH_MODEL
+from ..engine.methods import make_drafter
 from .costs import DEPTHS, Costs, Timing, cycle
 from .forecast import Forecast, Stretch, chosen, scaled
 from .options import Progress, TuneOptions

@@ -117,7 +117,7 @@ def verdicts(results: Results) -> Iterator[str]:
 
 
 def _compared(found: Measurement, plain: Measurement) -> str:
-    """Say how fast a candidate is beside plain decoding, and if nobody can tell, why."""
+    """Say how fast a candidate is beside plain decoding, and if that is open, why."""
     low, high = found.low, found.high
     said = f"{found.candidate.label} is {found.speedup:.2f}x as fast as plain decoding"
     if low is None or high is None:

@@ -1,4 +1,4 @@
-"""`outrider tune`: is speculation worth it, with which settings? An answer within a budget.
+"""`outrider tune`: does speculation pay, with which settings? An answer within a budget.
 
 The target writes texts, with the draft model looking on; rounds of each depth are timed; and every
 configuration decodes these texts again on paper (`replay`). What is left of the budget goes to a
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..engine.methods import WITH_MODEL
+from ..config.params import WITH_MODEL
 from ..errors import InvalidConfigError
 from .costs import Costs
 from .engine_flags import Export, export

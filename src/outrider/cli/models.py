@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..bench.options import WITH_MODEL
-from ..config.params import SamplingParams, SpeculativeConfig
+from ..config.params import WITH_MODEL, SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
 from .options import Setup
 from .terminal import messages, quiet, said

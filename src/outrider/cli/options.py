@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter, Token
 from cyclopts.types import PositiveInt
 
-from ..bench.options import WITH_MODEL
 from ..config import validation
-from ..config.params import SpeculativeConfig
+from ..config.params import WITH_MODEL, SpeculativeConfig
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
 from ..config.validation import read_text
 from ..errors import EmptyPrefixError, InvalidConfigError

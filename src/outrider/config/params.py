@@ -58,6 +58,9 @@ DRAFT_FIELDS = (
 _MOST_NODES = 1024
 """The largest tree that may be asked for."""
 
+WITH_MODEL = ("draft_model", "hybrid")
+"""Methods of drafting that need a draft model."""
+
 LOSSY: frozenset[str] = frozenset({"typical", "lenient", "mixture"})
 """The methods that change the distribution of the output; every figure about them says so."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..config.params import WITH_MODEL
 from ..drafters.base import Drafter
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.ngram import NgramDrafter
@@ -9,9 +12,6 @@ from ..drafters.prediction import PredictionDrafter
 from ..drafters.suffix.drafter import SuffixDrafter
 from ..errors import InvalidConfigError
 from ..runtimes.base import Runtime
-
-WITH_MODEL = ("draft_model", "hybrid")
-"""Methods that need a draft model."""
 
 
 def make_drafter(
@@ -57,14 +57,14 @@ def make_drafter(
     raise InvalidConfigError("method", method, "one of those that outrider generate --help lists")
 
 
-def _early_exit(target: Runtime, layers: int | None) -> Drafter:
+def _early_exit(target: Any, layers: int | None) -> Drafter:
     """Draft with some of the target's own layers."""
     from ..drafters.early_exit import EarlyExitDrafter  # it loads transformers
 
     if layers is None:
         raise InvalidConfigError("exit_layers", layers, "the number of layers that draft")
     try:
-        return EarlyExitDrafter(target, layers)  # type: ignore[arg-type]
+        return EarlyExitDrafter(target, layers)
     except InvalidConfigError as error:
         if error.field != "layers":
             expected = f"another method: a {target.name} model has no layers to draft with"

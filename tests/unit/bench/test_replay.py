@@ -11,6 +11,7 @@ from outrider import (
     ModelDrafter,
     NgramDrafter,
     SamplingParams,
+    SpeculationMetrics,
     SpeculativeConfig,
     SpeculativeDecoder,
     SuffixDrafter,
@@ -48,18 +49,24 @@ def fixed(k: int = 3, **more: Any) -> SpeculativeConfig:
     return SpeculativeConfig(depth="fixed", num_speculative_tokens=k, **more)
 
 
+def figures(metrics: SpeculationMetrics) -> tuple[int, int, int]:
+    return metrics.rounds, metrics.drafted, metrics.accepted
+
+
+def decoded(name: str, config: SpeculativeConfig) -> tuple[int, int, int]:
+    """Figures of really decoding the prompts."""
+    drafter = DRAFTERS[name](pair().model_drafter)
+    real = SpeculativeDecoder(pair().target, drafter, config=config)
+    for prompt in PROMPTS:
+        real.generate(list(prompt.token_ids), params())
+    return figures(real.metrics)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_rounds_are_those_of_real_decoding(name: str) -> None:
     replay = Replay(texts(), DRAFTERS[name], fixed(), COSTS)
     replay.run()
-    drafter = DRAFTERS[name](pair().model_drafter)
-    real = SpeculativeDecoder(pair().target, drafter, config=fixed())
-    for prompt in PROMPTS:
-        real.generate(list(prompt.token_ids), params())
-    again = replay.metrics
-    assert again.rounds == real.metrics.rounds
-    assert again.drafted == real.metrics.drafted
-    assert again.accepted == real.metrics.accepted
+    assert figures(replay.metrics) == decoded(name, fixed())
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (1, 3, 1)])
@@ -68,14 +75,7 @@ def test_greedy_trees_are_those_of_real_decoding(name: str, shape: tuple[int, ..
     config = fixed(len(shape), tree_shape=shape)
     replay = Replay(texts(children=3), DRAFTERS[name], config, COSTS)
     replay.run()
-    drafter = DRAFTERS[name](pair().model_drafter)
-    real = SpeculativeDecoder(pair().target, drafter, config=config)
-    for prompt in PROMPTS:
-        real.generate(list(prompt.token_ids), params())
-    again = replay.metrics
-    assert again.rounds == real.metrics.rounds
-    assert again.drafted == real.metrics.drafted
-    assert again.accepted == real.metrics.accepted
+    assert figures(replay.metrics) == decoded(name, config)
 
 
 def test_a_drawn_token_is_among_the_children_that_kept_it() -> None:
