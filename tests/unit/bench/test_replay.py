@@ -25,7 +25,12 @@ from ...support.bench import pair
 
 TOKENS = 24
 PROMPTS = tuple(Prompt((*range(5, 15), *range(5, 10 + shift)), f"p{shift}") for shift in range(2))
-COSTS = Costs(0.0, 1, 20, (0, 1, 2, 4), (1.0, 1.5, 2.0, 4.0), (0.0, 0.2, 0.4, 0.8))
+S = 1000.0
+"""A plain round's seconds: planning and look-ups, which take real time, are nothing beside them."""
+
+COSTS = Costs(
+    0.0, 1, 20, (0, 1, 2, 4), (S, 1.5 * S, 2 * S, 4 * S), (0.0, 0.2 * S, 0.4 * S, 0.8 * S)
+)
 DRAFTERS: dict[str, Any] = {
     "draft_model": lambda model: model,
     "ngram": lambda _: NgramDrafter(),
@@ -85,29 +90,29 @@ def test_a_drawn_token_is_among_the_children_that_kept_it() -> None:
 
 
 def test_a_perfect_draft_keeps_all_and_costs_what_it_was_given() -> None:
-    whole = Text(PROMPTS[0], 0.0, list(range(40, 61)), [1.0] * 21, [0.9] * 21, prefill_s=5.0)
+    whole = Text(PROMPTS[0], 0.0, list(range(40, 61)), [1.0] * 21, [0.9] * 21, prefill_s=5 * S)
     replay = Replay([whole], DRAFTERS["draft_model"], fixed(4), COSTS)
     _, plain, seconds = replay.run()
     # Rounds of 5, 5, 5, 5 and 1 tokens; the first verification belongs to the target's prefill.
-    assert plain == [20.0]
-    model = 4 * 0.8 + (5.0 - 0.2)
+    assert plain == [20 * S]
+    model = (4 * 0.8 + (5.0 - 0.2)) * S
     assert replay.model_s == pytest.approx(model)
-    assert seconds[0] == pytest.approx(3 * 4.0 + 1.0 + model, abs=0.05)
+    assert seconds[0] == pytest.approx((3 * 4.0 + 1.0) * S + model, abs=0.05 * S)
 
 
 def test_a_draft_that_is_never_kept_costs_its_steps() -> None:
     none = Text(PROMPTS[0], 0.0, list(range(40, 50)), [0.0] * 10, [0.1] * 10)
     replay = Replay([none], DRAFTERS["draft_model"], fixed(1), COSTS)
     _, plain, seconds = replay.run()
-    assert plain == [9.0]
-    assert seconds[0] == pytest.approx(0.2 + 8 * (1.5 + 0.2) + 1.0, abs=0.05)
+    assert plain == [9 * S]
+    assert seconds[0] == pytest.approx((0.2 + 8 * (1.5 + 0.2) + 1.0) * S, abs=0.05 * S)
 
 
 def test_adaptive_depth_stays_near_plain_where_nothing_is_kept() -> None:
     tokens = [40 + each % 7 for each in range(400)]
     none = Text(PROMPTS[0], 0.0, tokens, [0.0] * 400, [0.1] * 400)
     _, plain, seconds = Replay([none], lambda model: model, SpeculativeConfig(), COSTS).run()
-    assert seconds[0] < 1.02 * plain[0] + 8
+    assert seconds[0] < 1.02 * plain[0] + 8 * S
 
 
 def test_confidence_is_handed_on() -> None:
@@ -128,7 +133,7 @@ def test_texts_of_a_batch_take_as_long_as_the_longest() -> None:
     ]
     prompts, plain, _ = Replay(both, lambda model: model, fixed(), COSTS).run(batch=2)
     assert prompts == [list(PROMPTS)]
-    assert plain == [19.0]
+    assert plain == [19 * S]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -151,10 +156,10 @@ def test_without_a_draft_model_nothing_is_kept() -> None:
 
 
 def test_costs_between_depths_and_beyond() -> None:
-    assert COSTS.plain == 1.0
-    assert COSTS.verifying(3) == 3.0
-    assert COSTS.verifying(6) == 6.0
-    assert COSTS.drafting(8) == pytest.approx(1.6)
+    assert COSTS.plain == S
+    assert COSTS.verifying(3) == 3 * S
+    assert COSTS.verifying(6) == 6 * S
+    assert COSTS.drafting(8) == pytest.approx(1.6 * S)
     assert COSTS.step == pytest.approx(0.2)
 
 

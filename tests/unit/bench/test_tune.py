@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,7 +27,10 @@ FIXED = Candidate("draft_model", "block", 2)
 
 @pytest.fixture(autouse=True)
 def _tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load tiny models; each look at the clock of the budget takes .01 s of it."""
     monkeypatch.setattr("outrider.bench.run.load", load_pair)
+    looks = count()
+    monkeypatch.setattr("outrider.bench.search.perf_counter", lambda: 0.01 * next(looks))
 
 
 def options(folder: Path, **given: Any) -> TuneOptions:
@@ -92,10 +96,11 @@ def test_an_interrupt_leaves_what_is_known(tmp_path: Path, step: str) -> None:
 
 @pytest.mark.slow
 def test_a_budget_that_is_gone_ends_the_search(tmp_path: Path) -> None:
-    """The first text and costs are waited for; there is no race."""
-    found = run_tune(options(tmp_path, budget=1.0, temp=(0.0,)))
+    """The first texts and costs are waited for; there is no race."""
+    found = run_tune(options(tmp_path, budget=1.0, temp=(0.0, 0.8)))
     assert not found.partial
     assert found.forecasts
+    assert not found.measurements
 
 
 def test_too_few_prompts_for_a_batch_are_refused(tmp_path: Path) -> None:
