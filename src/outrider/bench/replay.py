@@ -161,10 +161,17 @@ class _Script:
         return tokens, confidence + [0.5] * (depth - len(confidence))
 
     def ranks(self, prefix: Prefix, depth: int) -> list[int]:
-        """Return which child of its node each of the next tokens is in a draft's tree."""
+        """Return which child of its node each of the next tokens is in a draft's tree.
+
+        One number for each token decides it; a token that is kept among few children is so among
+        more.
+        """
         text, place = self._place(prefix)
-        found = text.ranks[place : place + depth]
-        return found + [_OTHERS] * (depth - len(found))
+        ranks = [_OTHERS] * depth
+        for shift, among in enumerate(text.among[place : place + depth]):
+            chance = np.random.default_rng([self.rows[prefix.sequence_id], place + shift]).random()
+            ranks[shift] = next((n for n, kept in enumerate(among) if chance < kept), _OTHERS)
+        return ranks
 
     def _place(self, prefix: Prefix) -> tuple[Text, int]:
         text = self.texts[self.rows[prefix.sequence_id]]

@@ -41,8 +41,8 @@ class Text:
         token_ids: written so far.
         ratios: for each, the draft's probability of it over the target's.
         confidence: for each, the draft's confidence in what it would have drafted there.
-        ranks: for each, which of the draft's children of one node it was kept as, from 0, or their
-            number if none was; empty if no trees are tried.
+        among: for each, how likely it would have been kept as one of 1, 2, ... children of the node
+            before it in a tree; empty if no trees are tried.
         prefill_s: seconds that the draft took for the prompt.
     """
 
@@ -51,7 +51,7 @@ class Text:
     token_ids: list[int] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
+    among: list[list[float]] = field(default_factory=list)
     prefill_s: float = 0.0
 
     def reach(self, place: int, depth: int, *, blocks: bool) -> Floats:
@@ -84,7 +84,7 @@ def written(
         decoder: a target, and a drafter with a model or none; it decodes nothing itself.
         prompts: to go on from.
         params: of each: how a token is drawn, and how many; the draft's are the same.
-        children: how many of the draft's tokens, each after the same text, are ranked.
+        children: the most that a node has in the trees that are tried; 0 for chains alone.
 
     Yields:
         The same texts after each token.
@@ -102,16 +102,20 @@ def written(
             start = perf_counter()
             drafted, confidence = _drafted(decoder, batch, 0)
             seconds = perf_counter() - start
-            siblings = _drafted(decoder, batch, children)[0] if children else drafted
-            made, tokens, ranks = _drawn(decoder, batch, siblings)
-            ratios = (_at(drafted.distributions, tokens) / _at(made, tokens)).tolist()
+            made, tokens = _drawn(decoder, batch)
+            ratios = _at(drafted.distributions, tokens) / _at(made, tokens)
+            among: list[list[float]] = []
+            if children:
+                siblings = _drafted(decoder, batch, children)[0].tokens
+                drawn = torch.tensor([not asked.greedy for _, asked in pairs])[live]
+                among = _among(siblings, drafted.distributions, tokens, ratios, drawn).tolist()
             prompted = sum(state.prompt_length for state in batch.states)
             for place, row in enumerate(live):
                 text, state, token = found[row], states[row], int(tokens[place])
                 text.token_ids.append(token)
-                text.ratios.append(ratios[place])
+                text.ratios.append(float(ratios[place]))
                 text.confidence.append(confidence[place])
-                text.ranks += ranks[place : place + 1]
+                text.among += among[place : place + 1]
                 if turn == 0:
                     text.prefill_s = seconds * state.prompt_length / prompted
                 longer = state.prefix.extended([token])
@@ -139,34 +143,44 @@ def _drafted(
 
 
 @torch.inference_mode()
-def _drawn(
-    decoder: SpeculativeDecoder, batch: Batch, drafted: DraftProposal
-) -> tuple[Distributions, Tensor, list[int]]:
-    """Draw each row's next token from the target, as verification of what was drafted does.
-
-    Returns:
-        The target's distributions, for [B, 1], the tokens, int64 [B], and which of those drafted
-        each is, of trees alone.
-    """
-    prefixes = [state.prefix for state in batch.states]
-    nothing = nothing_drafted(len(prefixes), decoder.target.device)
-    logits = decoder.target.verify(prefixes, nothing).logits
+def _drawn(decoder: SpeculativeDecoder, batch: Batch) -> tuple[Distributions, Tensor]:
+    """Draw each row's next token from the target: its distributions, for [B, 1], and int64 [B]."""
+    nothing = nothing_drafted(len(batch.states), decoder.target.device)
+    logits = decoder.target.verify([state.prefix for state in batch.states], nothing).logits
     made, _ = distributions(logits, batch.params)
-    if drafted.parents is None:
-        drafted = nothing
     if made.probs is None:
         assert made.point_masses is not None
-        tokens = made.point_masses[:, 0]
-        kept = torch.cat([tokens[:, None] == drafted.tokens, tokens[:, None] == tokens[:, None]], 1)
-        ranks = kept.int().argmax(1)
-    else:
-        probs = made.probs.expand(-1, drafted.width + 1, -1)
-        draws = batch.draws(decoder.chance, drafted.width, coupled=False)
-        verdict = decoder.verifier.verify(drafted, probs, draws)
-        ranks = torch.where(verdict.node > 0, verdict.node - 1, drafted.width)
-        both = torch.cat([drafted.tokens, verdict.next_token[:, None]], 1)
-        tokens = both.gather(1, ranks[:, None])[:, 0]
-    return made, tokens, ranks.tolist() if drafted.width else []
+        return made, made.point_masses[:, 0]
+    verdict = decoder.verifier.verify(
+        nothing, made.probs, batch.draws(decoder.chance, 0, coupled=False)
+    )
+    return made, verdict.next_token
+
+
+def _among(
+    siblings: Tensor, made: Distributions | None, tokens: Tensor, ratios: Tensor, drawn: Tensor
+) -> Tensor:
+    """Return how likely tokens are kept among 1, 2, ... C children, float64 [B, C].
+
+    At temperature 0 the children are the draft's likeliest tokens. Above it they are one that is
+    drawn from q without the likeliest C - 1, and these (Hu et al., arXiv 2502.18779): a token that
+    is among them is always kept, another where it is drawn and accepted.
+
+    Args:
+        siblings: what the draft proposes, int64 [B, C].
+        made: q, for [B, 1].
+        tokens: of the text, int64 [B].
+        ratios: q / p of each, float64 [B].
+        drawn: which rows are above temperature 0, bool [B].
+    """
+    there = siblings == tokens[:, None]
+    if made is None or made.probs is None:
+        return there.cumsum(1).clamp(max=1).double()
+    there[drawn, 0] = False
+    likeliest = made.probs[:, 0].gather(-1, siblings[:, 1:]).double().cumsum(1)
+    left = 1 - torch.nn.functional.pad(likeliest, (1, 0))
+    accepted = torch.where(drawn[:, None], ratios[:, None] / left.clamp(min=1e-12), 0.0)
+    return torch.where(there.cumsum(1) > 0, 1.0, accepted.clamp(max=1.0))
 
 
 def _at(made: Distributions | None, tokens: Tensor) -> Tensor:

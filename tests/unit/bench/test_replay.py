@@ -83,10 +83,10 @@ def test_greedy_trees_are_those_of_real_decoding(name: str, shape: tuple[int, ..
     assert figures(replay.metrics) == decoded(name, config)
 
 
-def test_a_drawn_token_is_among_the_children_that_kept_it() -> None:
-    for text in texts(0.8, children=2):
-        assert len(text.ranks) == TOKENS
-        assert set(text.ranks) <= {0, 1, 2}
+def test_more_children_keep_no_less() -> None:
+    for text in texts(0.8, children=3):
+        assert len(text.among) == TOKENS
+        assert all(0 <= one <= two <= three <= 1 for one, two, three in text.among)
 
 
 def test_a_perfect_draft_keeps_all_and_costs_what_it_was_given() -> None:
