@@ -16,14 +16,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from outrider import SamplingParams
 from outrider.bench import TuneOptions
 from outrider.bench.forecast import Stretch, gain
 from outrider.bench.race import OutriderRunner
 from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.run import prepared
-from outrider.bench.trial import Trial, TrialRace
-from outrider.bench.workloads import mixed
+from outrider.bench.trial import Trial, TrialRace, fitting
+from outrider.bench.workloads import in_turn, mixed
 
 
 class _Enough(Exception):
@@ -42,15 +41,15 @@ def main() -> None:
     pair, _, workload = prepared(options, options.batch, lambda *_: None)
     if workload is None:
         workload = mixed(None, pair.tokenizer, pair.target.vocab_size, options.max_prompts)
+    workload = fitting(workload, options.max_tokens, pair.target.max_length)
     kinds = {prompt.name: prompt.kind for prompt in workload.prompts}
     prompts = tuple(replace(each, max_tokens=None, prediction=None) for each in workload.prompts)
     raced: list[Stretch] = []
     for temperature in options.temp:
         end = monotonic() + 60 * asked.minutes / len(options.temp)
-        sampling = SamplingParams(max_tokens=options.max_tokens, temperature=temperature)
         trial = Trial(
-            workload=replace(workload, prompts=prompts[: options.max_prompts]),
-            sampling=sampling,
+            workload=replace(workload, prompts=in_turn(prompts, options.max_prompts)),
+            sampling=options.sampling(temperature),
             batch=options.batch,
             repeats=10_000,
         )
@@ -78,7 +77,7 @@ def _summary(forecast: dict[str, Any], raced: list[Stretch]) -> dict[str, Any]:
     keys = {(each.temperature, each.name) for each in raced}
     same = [each for each in expected if (each.temperature, each.name) in keys]
     both = {(each.temperature, each.name) for each in same}
-    there = _means([each for each in raced if (each.temperature, each.name) in both])
+    there = [each for each in raced if (each.temperature, each.name) in both]
     predicted, confirmed = gain(same), gain(there)
     own = [_stretch(each) for each in forecast["raced"]]
     return {
@@ -95,21 +94,6 @@ def _summary(forecast: dict[str, Any], raced: list[Stretch]) -> dict[str, Any]:
             for temperature in sorted({each.temperature for each in raced})
         },
     }
-
-
-def _means(raced: list[Stretch]) -> list[Stretch]:
-    """Give each text the same weight, however often it was raced."""
-    groups: dict[tuple[float, str], list[Stretch]] = {}
-    for each in raced:
-        groups.setdefault((each.temperature, each.name), []).append(each)
-    return [
-        replace(
-            some[0],
-            plain=sum(each.plain for each in some) / len(some),
-            drafting=sum(each.drafting for each in some) / len(some),
-        )
-        for some in groups.values()
-    ]
 
 
 def _options(found: dict[str, Any]) -> TuneOptions:

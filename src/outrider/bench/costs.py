@@ -1,8 +1,9 @@
 """What rounds cost: plain ones, those that verify looked-up tokens, and those of a draft model.
 
 Measured with the engine itself, whose rounds draft to each depth in turn, so that a slow moment of
-the machine meets all depths. No slope is fitted: where kernels change with the width of a forward,
-four tokens can be cheap and five dear.
+the machine meets all depths. No slope is fitted to what was timed: where kernels change with the
+width of a forward, four tokens can be cheap and five dear. Beyond the last depth the last step's
+slope goes on.
 """
 
 from __future__ import annotations
@@ -121,11 +122,9 @@ class Timing:
         self._states = list(batch.states)
 
     @property
-    def costs(self) -> Costs | None:
+    def costs(self) -> Costs:
         """The median of each depth over all cycles, without the first if there are others."""
         by_depth = list(zip(*(self._cycles[1:] or self._cycles), strict=True))
-        if not by_depth:
-            return None
         return Costs(
             temperature=self._params.temperature,
             rows=len(self._states),

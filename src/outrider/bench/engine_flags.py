@@ -56,11 +56,11 @@ def export(
         system: the engine.
         drafter: what drafts; see `Candidate`.
         target, draft: paths or hub ids.
-        schedule: engines without one get the depth of the smallest batch that drafts.
+        schedule: some of its depths above 0; engines without one get the first of them.
     """
     steps = [next(same) for _, same in groupby(schedule, key=lambda each: each[1])]
     settings = _settings(system, drafter, draft or "DRAFT", steps)
-    flags = " ".join(f"--{flag} {quote(_text(value))}".rstrip() for flag, value in settings.items())
+    flags = " ".join(f"--{flag} {quote(str(value))}".rstrip() for flag, value in settings.items())
     as_json = json.dumps(settings)
     text = {
         "vllm": f"vllm serve {quote(target)} --speculative-config {quote(as_json)}",
@@ -71,17 +71,17 @@ def export(
 
 
 def _settings(system: str, drafter: str, draft: str, steps: Schedule) -> dict[str, Any]:
-    depth = max(depth for _, depth in steps)
+    depth = next(depth for _, depth in steps if depth)
     model = drafter in WITH_MODEL
     match system:
         case "vllm":
             return _vllm(drafter, draft, depth) | _ranges(steps)
         case "sglang":
-            return _sglang(model, draft, depth, steps)
+            return _sglang(model, draft, depth)
         case "tensorrt-llm":
             kind = {"decoding_type": "Draft_Target", "speculative_model": draft}
             own = kind if model else {"decoding_type": "NGram", "max_matching_ngram_size": 5}
-            return own | {"max_draft_len": depth} | _lengths(steps)
+            return own | {"max_draft_len": max(most for _, most in steps)} | _lengths(steps)
         case "llama.cpp":
             if model:
                 limits = {"spec-draft-n-max": depth, "spec-draft-n-min": 0, "spec-draft-p-min": 0}
@@ -112,20 +112,16 @@ def _vllm(drafter: str, draft: str, depth: int) -> dict[str, Any]:
     return found | {"suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.1}
 
 
-def _sglang(model: bool, draft: str, depth: int, steps: Schedule) -> dict[str, Any]:
+def _sglang(model: bool, draft: str, depth: int) -> dict[str, Any]:
     if not model:
         return {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": depth}
-    found = {
+    return {
         "speculative-algorithm": "STANDALONE",
         "speculative-draft-model-path": draft,
         "speculative-num-steps": depth,
         "speculative-eagle-topk": 1,
         "speculative-num-draft-tokens": 1 + depth,
     }
-    if len(steps) < 2:
-        return found
-    tiers = {str(rows): {"candidate_steps": [depth]} for rows, depth in steps}
-    return found | {"speculative-adaptive": "", "speculative-adaptive-config": tiers}
 
 
 def _ranges(steps: Schedule) -> dict[str, Any]:
@@ -139,15 +135,11 @@ def _ranges(steps: Schedule) -> dict[str, Any]:
 
 def _lengths(steps: Schedule) -> dict[str, Any]:
     """Write a schedule by the last batch size of each depth; beyond the last nothing is drafted."""
-    if len(steps) < 2:
-        return {}
-    ends = [rows - 1 for rows, _ in steps[1:]] + [MOST_ROWS]
-    pairs = zip(steps, ends, strict=True)
-    return {"draft_len_schedule": {end: depth for (_, depth), end in pairs if depth}}
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    ranges = _ranges(steps).get("num_speculative_tokens_per_batch_size", [])
+    found = {end: depth for _, end, depth in ranges}
+    if ranges and not ranges[-1][2]:
+        del found[MOST_ROWS]
+    return {"draft_len_schedule": found} if found else {}
 
 
 def _file(model: str) -> str:
@@ -161,8 +153,9 @@ def _notes(system: str, drafter: str, steps: Schedule) -> Iterator[str]:
         yield "versions without rejection_sample_method verify token by token: drop it"
     if system == "sglang" and not model:
         yield "its n-gram cache is not prompt lookup: drafts differ, and it needs CUDA"
-    if system == "sglang" and len(steps) > 1 and model:
-        yield "speculative-adaptive-config takes a file: write the JSON to one"
+    if system in ("sglang", "llama.cpp", "transformers") and len(steps) > 1:
+        sizes = ", ".join(f"{depth} from {rows}" for rows, depth in steps)
+        yield f"one depth for every batch size; by batch size it would be {sizes}"
     if system == "llama.cpp":
         yield "models are GGUF files; older builds have other names for the flags"
         yield "a draft is kept where it is the token that the target samples"

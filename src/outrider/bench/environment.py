@@ -23,8 +23,8 @@ _PACKAGES = ("torch", "transformers", "numpy", "openvino", "openvino-genai", "ll
 def environment(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Collect all that timings depend on, as far as it can be found out, as JSON takes it.
 
-    No user, host or path is named, except models that were given as paths. `models` says what
-    decodes (target, draft, device, dtype), and `settings` what was asked for.
+    No user, host or path is named, except models and prompts that were given as paths. `models`
+    says what decodes (target, draft, device, dtype), and `settings` what was asked for.
     """
     packages = {}
     for name in _PACKAGES:

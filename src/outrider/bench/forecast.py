@@ -81,12 +81,6 @@ class Forecast:
         return gain(some, self.scale)
 
     @property
-    def known(self) -> Speedup:
-        """Its gain in the race, if there is an interval, or else the expected one."""
-        raced = gain(self.raced) if self.raced else None
-        return self.gain() if raced is None or raced.low is None else raced
-
-    @property
     def error(self) -> float | None:
         """The gain expected for what was raced over the one in the race, less 1."""
         raced = {(each.temperature, each.name) for each in self.raced}
@@ -107,8 +101,9 @@ class Forecast:
 
     @property
     def sure(self) -> bool:
-        """Whether the whole interval of its gain is above 1."""
-        return self.known.low is not None and self.known.low > 1
+        """Whether the whole interval of its gain is above 1; by some more if it was not raced."""
+        low = self.gain().low
+        return low is not None and low > (1 if self.raced else _NEAR)
 
     @property
     def bounded(self) -> bool:
@@ -117,15 +112,16 @@ class Forecast:
 
     @property
     def gains_somewhere(self) -> bool:
-        """Whether some kind of text gains, and all together lose nothing."""
+        """Whether some kind of text gains, and all together, more than one, lose nothing."""
         best = max(self.gain(kind).ratio for kind in self.kinds)
-        return best > _GAIN and self.known.ratio >= 1
+        texts = len({each.name for each in self.stretches})
+        return texts > 1 and best > _GAIN and self.gain().ratio >= 1
 
     @property
     def affordable(self) -> float:
         """How many times as dear the draft model may be for this to be as fast as plain."""
         rest = sum(each.drafting for each in self.stretches) - self.model_s
-        left = sum(each.plain for each in self.stretches) - rest
+        left = self.scale * sum(each.plain for each in self.stretches) - rest
         return left / self.model_s if self.model_s else 0.0
 
 
@@ -140,18 +136,24 @@ def scaled(forecasts: Sequence[Forecast]) -> list[Forecast]:
         replace(each, scale=1 / (usual if each.error is None else 1 + each.error))
         for each in forecasts
     ]
-    return sorted(found, key=lambda each: each.known.ratio, reverse=True)
+    return sorted(found, key=lambda each: each.gain().ratio, reverse=True)
 
 
 def gain(stretches: Sequence[Stretch], scale: float = 1.0) -> Speedup:
-    """Return the ratio of speeds; texts that go on from one prompt count as one."""
-    sums: dict[str, list[float]] = {}
+    """Return the ratio of speeds, each text counted once, however often it was decoded.
+
+    Texts that go on from one prompt count as one.
+    """
+    texts: dict[tuple[str, float], list[Stretch]] = {}
     for each in stretches:
-        own = sums.setdefault(each.name, [0.0, 0.0])
-        own[0] += each.plain
-        own[1] += each.drafting
+        texts.setdefault((each.name, each.temperature), []).append(each)
+    sums: dict[str, list[float]] = {}
+    for (name, _), same in texts.items():
+        own = sums.setdefault(name, [0.0, 0.0])
+        own[0] += scale * fmean(each.plain for each in same)
+        own[1] += fmean(each.drafting for each in same)
     plain, drafting = zip(*sums.values(), strict=True)
-    return speedup([scale * each for each in plain], drafting)
+    return speedup(plain, drafting)
 
 
 def best_of_each(forecasts: Sequence[Forecast]) -> list[Forecast]:
@@ -165,24 +167,24 @@ def best_of_each(forecasts: Sequence[Forecast]) -> list[Forecast]:
 def chosen(forecasts: Sequence[Forecast]) -> Forecast | None:
     """Choose what to decode with; None for plain decoding, where nothing else surely pays.
 
-    That is the fastest whose interval is above 1, or one that is bounded and nearly as fast; else
-    the fastest bounded one, if it gains on some kind of text.
+    That is the fastest whose interval is above 1, or such a one that is bounded and nearly as fast;
+    else the fastest bounded one that gains on some kind of text.
 
     Args:
         forecasts: of all configurations, the fastest first.
     """
     bounded = [each for each in forecasts if each.bounded]
-    for each in forecasts[:1]:
+    for each in forecasts:
         if each.sure:
-            near = (one for one in bounded if one.known.ratio * _NEAR > each.known.ratio)
-            return next(near, each)
+            least = each.gain().ratio / _NEAR
+            return next((one for one in bounded if one.sure and one.gain().ratio > least), each)
     return next((each for each in bounded if each.gains_somewhere), None)
 
 
 def schedule(
     forecasts: Sequence[Forecast], drafter: str, curves: Sequence[Costs]
 ) -> tuple[tuple[int, int], ...]:
-    """Choose the depth that is expected to be fastest at each batch size.
+    """Choose the depth that is expected to be fastest at each batch size; none if none was tried.
 
     Args:
         forecasts: of fixed depths among others.
@@ -200,7 +202,7 @@ def schedule(
         and each.candidate.tree is None
     }
     found = []
-    for costs in curves:
+    for costs in curves if lengths else ():
         speeds = {
             depth: length / (costs.verifying(depth) + costs.drafting(depth))
             for depth, length in lengths.items()
@@ -222,14 +224,16 @@ def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
         yield f"decode plainly: nothing that drafts surely pays; at best {_said(forecasts[0])}"
     else:
         bound = "; where it gains nothing it loses at most 2% of the time, and 4 rounds"
+        if best.candidate.drafter in WITH_MODEL:
+            bound += ", beside the draft model's prefill"
         yield f"use {_said(best)}{bound if best.bounded and not best.sure else ''}"
     models = [each for each in forecasts if each.candidate.drafter == "draft_model"]
     drafts = best is not None and best.candidate.drafter in WITH_MODEL
-    if models and not drafts and models[0].known.ratio < 1:
+    if models and not drafts and models[0].gain().ratio < 1:
         dearest = max(each.affordable for each in models) * step
         needed = f"it would have to cost under {dearest:.2g}"
         yield (
-            f"the draft model does not pay here ({_ratio(models[0].known)} at best): a step costs "
+            f"the draft model does not pay here ({_ratio(models[0].gain())} at best): a step costs "
             f"{step:.2g} of a plain round, "
             + (needed if dearest > 0 else "and verifying alone costs more than is kept")
         )
@@ -239,9 +243,10 @@ def basis(forecasts: Sequence[Forecast]) -> str:
     """Say what a verdict rests on, and how far predictions were off."""
     texts = len(forecasts[0].stretches)
     raced = [
-        f"{each.candidate.label} {_ratio(gain(each.raced))}, predicted {each.error:+.0%} off"
+        f"{each.candidate.label} {_ratio(gain(each.raced))}"
+        + (f", predicted {each.error:+.0%} off" if each.error is not None else "")
         for each in forecasts
-        if each.error is not None
+        if each.raced
     ]
     confirmed = f"raced beside plain decoding: {', '.join(raced)}" if raced else "not raced"
     return f"predicted from {texts} texts and what rounds cost; {confirmed}"
@@ -264,7 +269,7 @@ def _said(found: Forecast) -> str:
     how = "adaptive depth" if depth is None else f"{depth} tokens a round"
     if tree is not None:
         how = f"trees of {'x'.join(map(str, tree))}"
-    said = f"{_NAMES[found.candidate.drafter]} with {how}: {_ratio(found.known)} as fast as plain"
+    said = f"{_NAMES[found.candidate.drafter]} with {how}: {_ratio(found.gain())} as fast as plain"
     temperatures = dict.fromkeys(each.temperature for each in found.stretches)
     parts = [
         {f"on {kind}": found.gain(kind) for kind in found.kinds},

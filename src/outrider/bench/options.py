@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..config.params import LOSSY, WITH_MODEL, Verification
+from ..config.params import LOSSY, WITH_MODEL, SamplingParams, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
 from ..config.validation import Check, integer, real, shape_of, unreadable
 from ..errors import InvalidConfigError
@@ -178,6 +178,17 @@ class TuneOptions(_Options):
         _check(self, shape_of, "tree_shape")
         if not self.has_model and (models := set(self.drafters or ()) & set(WITH_MODEL)):
             raise InvalidConfigError("drafters", min(models), "a draft model beside it")
+
+    def sampling(self, temperature: float) -> SamplingParams:
+        """Return the parameters of every request at a temperature."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            ignore_eos=True,
+        )
 
     @property
     def has_model(self) -> bool:

@@ -82,7 +82,9 @@ def _models(system: str, options: BenchOptions, pair: Pair) -> tuple[Any, Any]:
         MissingExtraError: it is not installed.
     """
     target: Any = pair.target
-    model: Any = pair.model_drafter.model if isinstance(pair.model_drafter, ModelDrafter) else None
+    drafter = pair.model_drafter
+    # A subclass maps another vocabulary.
+    model: Any = drafter.model if type(drafter) is ModelDrafter else None
     if system == "transformers":
         if target.name not in _OF_TRANSFORMERS:
             raise ModelError("the target runs on llama.cpp; take --runtime transformers")

@@ -30,16 +30,18 @@ def read_prompts(paths: Sequence[Path], tokenizer: Any) -> Workload:
             used.
     """
     prompts = []
+    names = [path.name for path in paths]
     for path in paths:
+        name = path.name if names.count(path.name) == 1 else str(path)
         text = validation.read_text("prompts", path).removeprefix("\ufeff")
         if not text.strip():
             raise InvalidConfigError("prompts", str(path), FORMATS, given=f"{path} has no prompt")
         if path.suffix == ".jsonl":
-            rows = [(f"{path.name} line {n}", row) for n, row in enumerate(text.split("\n"), 1)]
+            rows = [(f"{name} line {n}", row) for n, row in enumerate(text.split("\n"), 1)]
             prompts += [_prompt(*each, path.stem, tokenizer) for each in rows if each[1].strip()]
         else:
-            ids = _ids(path.name, text, tokenizer)
-            prompts.append(Prompt(tuple(ids), path.name, kind=path.suffix[1:] or path.stem))
+            ids = _ids(name, text, tokenizer)
+            prompts.append(Prompt(tuple(ids), name, kind=path.suffix[1:] or path.stem))
     return Workload(paths[0].stem if len(paths) == 1 else f"{len(paths)} files", tuple(prompts))
 
 

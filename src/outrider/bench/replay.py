@@ -24,7 +24,7 @@ from .costs import Costs
 from .records import Prompt
 from .texts import Text
 
-_LEAST, _OTHERS = 256, 16
+_LEAST, _OTHERS = 256, 64
 """Entries of a vocabulary, enough for the entropy of a draft that is not sure at all; and how many
 of them are in no text: children of a node that are not kept."""
 
@@ -38,6 +38,7 @@ class Replay(SpeculativeDecoder):
         config: how speculation is done.
         rounds: the costs of rounds without a draft model.
         drawn: those with one.
+        token_ratio: of the target; see `Runtime`.
 
     Attributes:
         model_s: the part of all seconds that the draft model takes.
@@ -50,10 +51,11 @@ class Replay(SpeculativeDecoder):
         config: SpeculativeConfig,
         rounds: Costs,
         drawn: Costs | None = None,
+        token_ratio: float = 0.02,
     ) -> None:
         self._script = _Script(texts)
-        model = ModelDrafter(_Model(self._script, config))
-        super().__init__(_Model(self._script, config), drafter(model), config=config)
+        model = _Model(self._script, config, token_ratio)
+        super().__init__(model, drafter(ModelDrafter(model)), config=config)
         self._rounds, self._drawn = rounds, drawn or rounds
         self._prefilled: set[int] = set()
         self._seconds = self.model_s = 0.0
@@ -184,16 +186,22 @@ class _Model(Runtime):
     Args:
         script: the texts.
         config: how drafts are verified, and whether they are trees.
+        token_ratio: see `Runtime`.
     """
 
-    def __init__(self, script: _Script, config: SpeculativeConfig) -> None:
-        self._script, self._trees = script, config.drafts_trees
+    def __init__(self, script: _Script, config: SpeculativeConfig, token_ratio: float) -> None:
+        self._script, self._trees, self._ratio = script, config.drafts_trees, token_ratio
         self._blocks = config.verification != "token"
 
     @property
     def capabilities(self) -> Capabilities:
         """Chains and trees of any size."""
         return Capabilities(self._script.vocab_size, torch.device("cpu"))
+
+    @property
+    def token_ratio(self) -> float:
+        """What one more token costs; see `Runtime`."""
+        return self._ratio
 
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Return point masses [B, N + 1, V] on the tokens of the script."""

@@ -36,10 +36,10 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     for candidate in _candidates(options, options.drafters or ("draft_model",)):
         config_of(candidate)
     pair, facts, own = prepared(options, max(options.batches), report)
-    room, source = room_of(pair), (pair.tokenizer, pair.target.vocab_size)
-    kinds, most = options.chosen_workloads, options.prompts_per_workload
+    source, kinds = (pair.tokenizer, pair.target.vocab_size), options.chosen_workloads
+    most = options.prompts_per_workload
     given = [own] if own else [mixed((kind,), *source, most) for kind in kinds]
-    workloads = [fitting(each, options.tokens, room) for each in given]
+    workloads = [fitting(each, options.tokens, pair.target.max_length) for each in given]
     trials = [
         Trial(
             workload=workload,
@@ -74,6 +74,7 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
                 measured += race.measurements()
                 missing += [f"{each.candidate.label}: {why}" for each, why in race.failed.items()]
                 others = [each for each in others if each not in race.failed]
+                del ours, race  # the next trial's caches need the room
     except KeyboardInterrupt:
         interrupted = True
     settings = asdict(options) | {
@@ -124,11 +125,6 @@ def prepared(
         "dtype": pair.target.precision,
     }
     return pair, facts, read_prompts(options.prompts, pair.tokenizer) if options.prompts else None
-
-
-def room_of(pair: Pair) -> int | None:
-    """Return the longest sequence that the target takes, in tokens; None for any."""
-    return OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
 
 
 def grid(

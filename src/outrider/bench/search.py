@@ -13,16 +13,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .. import Pair, SamplingParams, SpeculativeDecoder, SuffixDrafter
+from .. import Pair, SpeculativeDecoder, SuffixDrafter
 from ..config.params import WITH_MODEL
 from ..engine.methods import make_drafter
+from ..errors import InvalidConfigError
 from .costs import DEPTHS, Costs, Timing, cycle
 from .forecast import Forecast, Stretch, chosen, scaled
 from .options import Progress, TuneOptions
 from .race import Lane, OutriderRunner, config_of, drafter_of
 from .records import PLAIN, Candidate, Measurement, Prompt, Workload
 from .replay import Replay
-from .run import grid, room_of
+from .run import grid
 from .texts import Text, written
 from .trial import Trial, TrialRace
 
@@ -33,6 +34,9 @@ TOGETHER = 4
 
 WRITING, CURVES = 0.4, 0.55
 """Parts of the budget after which no text and no larger batch is begun."""
+
+CYCLE = 2 * (sum(DEPTHS) + len(DEPTHS)) + 4
+"""Tokens that two rounds of each depth take at most."""
 
 LEAST = 16
 """Tokens of a text that say something."""
@@ -54,7 +58,8 @@ class Search:
     """What is known so far.
 
     Attributes:
-        curve: what rounds of the best configuration cost, by batch size.
+        costs: of rounds, by temperature and whether a model drafts.
+        curves: of rounds at rising batch sizes, by whether a model drafts.
         measurements: of the race.
     """
 
@@ -70,18 +75,22 @@ class Search:
         self._forecasts: list[Forecast] = []
         self._raced: dict[Candidate, list[Stretch]] = {}
         self._timings: dict[tuple[float, bool], Timing] = {}
-        self.curve: list[Costs] = []
+        self.costs: dict[tuple[float, bool], Costs] = {}
+        self.curves: dict[bool, list[Costs]] = {}
         self.measurements: list[Measurement] = []
 
     def run(self) -> None:
         """Time rounds, write texts, predict, and race the best as long as time is left."""
         self._time()
         self._write()
+        self._timings.clear()
         found = self.forecasts()
         best = chosen(found)
         field = [each.candidate for each in (*filter(None, [best]), *found)]
-        self._curve(field[0])
-        self._race(list(dict.fromkeys(field))[:FINALISTS])
+        finalists = list(dict.fromkeys(field))[:FINALISTS]
+        for model in dict.fromkeys(each.drafter in WITH_MODEL for each in finalists):
+            self._curve(model)
+        self._race(finalists)
 
     def _gone(self) -> float:
         """Return the part of the budget that is gone."""
@@ -93,33 +102,13 @@ class Search:
         budget = round(self._options.budget)
         self._report(min(round(self._gone() * budget), budget), budget, self._step)
 
-    def _sampling(self, temperature: float) -> SamplingParams:
-        """Return the parameters of every request."""
-        options = self._options
-        return SamplingParams(
-            max_tokens=options.max_tokens,
-            temperature=temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            ignore_eos=True,
-        )
-
-    @property
-    def costs(self) -> dict[tuple[float, bool], Costs]:
-        """What rounds cost, by temperature and whether a model drafts."""
-        found = {key: timing.costs for key, timing in self._timings.items()}
-        return {key: costs for key, costs in found.items() if costs is not None}
-
     def forecasts(self) -> list[Forecast]:
         """Predict all configurations from the texts and costs so far, the fastest first."""
         texts = [text for text in self._texts if len(text.token_ids) >= LEAST]
-        if not self._forecasts and texts and self.costs:
-            model = self._pair.model_drafter
-            chains = WITH_MODEL if model is not None and not model.branches else ()
-            for candidate in candidates(self._options):
-                if candidate.tree and candidate.drafter in chains:
-                    continue
+        model, done = self._pair.model_drafter, {each.candidate for each in self._forecasts}
+        chains = WITH_MODEL if model is not None and not model.branches else ()
+        for candidate in candidates(self._options) if texts and self.costs else ():
+            if candidate not in done and not (candidate.tree and candidate.drafter in chains):
                 self._say(f"predicting {candidate.label}")
                 self._forecasts.append(self._forecast(candidate, texts))
         raced = [
@@ -134,6 +123,7 @@ class Search:
         batch, model_s, tokens, rounds = self._options.batch, 0.0, 0, 0
         for temperature in self._options.temp:
             own = [text for text in texts if text.temperature == temperature]
+            own.sort(key=lambda text: self._workload.prompts.index(text.prompt))
             if own:
                 replay = self._replay(candidate, own)
                 stretches += map(partial(_stretch, temperature), *replay.run(batch))
@@ -151,41 +141,44 @@ class Search:
         apart = {each: abs(each - texts[0].temperature) for each, _ in self.costs}
         near = min(apart, key=lambda each: apart[each])
         rounds, drawn = self.costs[near, False], self.costs.get((near, True))
-        return Replay(texts, drafter, config_of(candidate), rounds, drawn)
+        ratio = self._pair.target.token_ratio
+        return Replay(texts, drafter, config_of(candidate), rounds, drawn, ratio)
 
     def _time(self) -> None:
-        """Begin to time rounds of each depth, without a model's drafts and with them."""
-        options, room = self._options, room_of(self._pair)
+        """Begin to time rounds of each depth, without a model's drafts and with them.
+
+        Raises:
+            InvalidConfigError: the model's context has no room for that.
+        """
+        options, room = self._options, self._pair.target.max_length or inf
         prompts = [prompt.token_ids for prompt in self._workload.prompts]
-        context = options.context or round(median(map(len, prompts)) + options.max_tokens / 2)
-        prompt = np.resize(np.concatenate(prompts), context).tolist()
-        most = min(context + 64 * len(DEPTHS), room or inf) - context
-        self._context, self._most = prompt, int(most)
+        usual = round(median(map(len, prompts)) + options.max_tokens / 2)
+        most = room - CYCLE
+        context = options.context or max(1, min(usual, int(min(most, usual))))
+        if context > most:
+            expected = f"at most {most}: rounds are timed with {CYCLE} tokens more"
+            raise InvalidConfigError("context", context, expected)
+        self._context = np.resize(np.concatenate(prompts), context).tolist()
+        self._most = int(min(64 * len(DEPTHS), room - context))
         self._begin(options.temp[0])
 
     def _begin(self, temperature: float) -> None:
-        """Time rounds of each depth once, without a model's drafts and with them."""
-        self._say(f"timing rounds of each depth, temperature {temperature:g}")
-        models = (False, True)[: 1 + (self._pair.model_drafter is not None)]
-        batch = self._options.batch
-        own = {
+        """Make what times rounds at a temperature, and time them twice: the first time is cold."""
+        self._timings |= {
             (temperature, model): self._timing(
-                temperature, batch, DEPTHS[: -1 if model else None], model=model
+                temperature, self._options.batch, DEPTHS[: -1 if model else None], model=model
             )
-            for model in models
+            for model in (False, True)[: 1 + (self._pair.model_drafter is not None)]
         }
-        self._timings |= own
-        cycle(list(own.values()))
+        for _ in range(2):
+            self._again(temperature)
 
-    def _again(self, turn: int) -> None:
-        """Time rounds once more, at one temperature a turn, and first at those that are new."""
-        temps = self._options.temp
-        known = {temperature for temperature, _ in self._timings}
-        for temperature in [each for each in temps if each not in known][:1]:
-            self._begin(temperature)
-        self._say(f"timing rounds of each depth, temperature {temps[turn % len(temps)]:g}")
-        same = [t for (own, _), t in self._timings.items() if own == temps[turn % len(temps)]]
-        cycle(same)
+    def _again(self, temperature: float) -> None:
+        """Time rounds of each depth once more."""
+        self._say(f"timing rounds of each depth, temperature {temperature:g}")
+        own = {key: each for key, each in self._timings.items() if key[0] == temperature}
+        cycle(list(own.values()))
+        self.costs |= {key: each.costs for key, each in own.items()}
 
     def _timing(
         self, temperature: float, rows: int, depths: Sequence[int] = DEPTHS, *, model: bool
@@ -194,21 +187,18 @@ class Search:
         target = self._pair.target.fresh(rows)
         candidate = Candidate("draft_model") if model else PLAIN
         drafter = drafter_of(candidate, self._pair, target, rows)
-        params = replace(self._sampling(temperature), max_tokens=self._most)
+        params = replace(self._options.sampling(temperature), max_tokens=self._most)
         return Timing(target, drafter, self._context, params, rows, depths)
 
-    def _curve(self, candidate: Candidate) -> None:
+    def _curve(self, model: bool) -> None:
         """Time rounds at the batch sizes of a schedule, as long as there is time."""
-        if not self._options.export:
-            return
         self._say("timing rounds of larger batches")
-        for rows in self._options.schedule:
+        for rows in sorted({1, *self._options.schedule}) if self._options.export else ():
             if rows == 1 or self._gone() < CURVES:
-                model = candidate.drafter in WITH_MODEL
                 timing = self._timing(self._options.temp[0], rows, (0, 1, 2, 4, 8), model=model)
                 for _ in range(2):
                     cycle([timing])
-                self.curve += [timing.costs] if timing.costs else []
+                self.curves.setdefault(model, []).append(timing.costs)
 
     def _write(self) -> None:
         """Write a text for each prompt at each temperature, as long as there is time."""
@@ -222,13 +212,19 @@ class Search:
                 break
             self._say(f"decoding plainly, {len(self._texts)} of {len(jobs)} texts{self._kept()}")
             prompts, temps = zip(*group, strict=True)
-            for found in written(decoder, prompts, list(map(self._sampling, temps)), children):
+            for found in written(
+                decoder, prompts, list(map(self._options.sampling, temps)), children
+            ):
                 self._say()
                 if len(found[0].token_ids) == 1:
                     self._texts += found
                 elif self._gone() > WRITING and len(found[0].token_ids) >= 2 * LEAST:
                     break
-            self._again(place)
+            temperature = self._options.temp[(place + 1) % len(self._options.temp)]
+            if (temperature, False) in self._timings:
+                self._again(temperature)
+            else:
+                self._begin(temperature)
 
     def _kept(self) -> str:
         """Say how much of what the draft model would have drafted is kept so far."""
@@ -252,12 +248,14 @@ class Search:
         known = {text.prompt.name for text in self._texts}
         prompts = tuple(each for each in self._workload.prompts if each.name in known)
         for place, temperature in enumerate(temps):
+            if self._gone() >= 1:
+                return
             share = self._gone() + (1 - self._gone()) / (len(temps) - place)
             labels = " and ".join(each.label for each in finalists)
             self._say(f"racing {labels} beside plain decoding, temperature {temperature:g}")
             trial = Trial(
                 workload=replace(self._workload, prompts=prompts),
-                sampling=self._sampling(temperature),
+                sampling=self._options.sampling(temperature),
                 batch=batch,
                 repeats=REPEATS,
             )

@@ -27,7 +27,7 @@ NEAR = 1.25
 """An interval around 1 whose ends are no further apart says that there is no clear difference."""
 
 BUSY = 0.15
-"""Plain decoding whose speed varies by more, in standard deviations, is on a busy machine."""
+"""Plain decoding whose speed varies by more, in standard deviations, is named as the reason."""
 
 _STYLES = {-1: "red", 0: "", 1: "green"}
 
@@ -136,7 +136,9 @@ def _compared(found: Measurement, plain: Measurement) -> str:
     varied = float(rates.std(ddof=1) / rates.mean())
     why = "the prompts differ too much"
     if varied > BUSY:
-        why = f"the machine was busy: plain decoding alone varied by {varied:.0%}"
+        why = (
+            f"plain decoding's own speed varied by {varied:.0%}: a busy machine, or unlike prompts"
+        )
     return f"cannot tell on this machine: {said}; {why}"
 
 

@@ -20,10 +20,10 @@ from .forecast import Forecast, basis, before_texts, chosen, schedule, verdict
 from .options import Progress, TuneOptions, silent
 from .race import config_of
 from .records import PLAIN, Candidate, Measurement
-from .run import prepared, room_of
+from .run import prepared
 from .search import Search, candidates
 from .trial import fitting
-from .workloads import mixed
+from .workloads import in_turn, mixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class Recommendation:
         """What to do, how sure that is, and what it rests on, in sentences."""
         if not self.forecasts:
             return tuple(before_texts(self.costs))
-        return (*verdict(self.forecasts, self.step), basis(self.forecasts))
+        wrong = (error for each in self.measurements for error in each.errors[:3])
+        return (*verdict(self.forecasts, self.step), basis(self.forecasts), *wrong)
 
     def settings(self) -> dict[str, Any]:
         """Return what a `--config` file takes to decode like this, by flag name without dashes.
@@ -118,13 +119,12 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     if workload is None:
         workload = mixed(None, pair.tokenizer, pair.target.vocab_size, options.max_prompts)
     # No candidate looks at predictions, and all texts are of one length.
-    prompts = tuple(
-        replace(each, prediction=None, max_tokens=None)
-        for each in workload.prompts[: options.max_prompts]
-    )
-    workload = fitting(replace(workload, prompts=prompts), options.max_tokens, room_of(pair))
+    prompts = tuple(replace(each, prediction=None, max_tokens=None) for each in workload.prompts)
+    workload = replace(workload, prompts=prompts)
+    workload = fitting(workload, options.max_tokens, pair.target.max_length)
+    workload = replace(workload, prompts=in_turn(workload.prompts, options.max_prompts))
     if len(workload.prompts) < options.batch:
-        expected = f"at most {len(workload.prompts)}, the number of prompts"
+        expected = f"at most {len(workload.prompts)}, the number of prompts (--max-prompts)"
         raise InvalidConfigError("batch", options.batch, expected)
     search = Search(options, pair, workload, report)
     partial = False
@@ -144,9 +144,11 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
         skipped=workload.skipped,
         partial=partial,
     )
-    if not found.candidate.plain:
-        drafter = found.candidate.drafter.replace("hybrid", "draft_model")
-        found = replace(found, schedule=schedule(found.forecasts, drafter, search.curve))
+    drafter = found.candidate.drafter
+    if drafter == "hybrid" and any(f.candidate.drafter == "draft_model" for f in found.forecasts):
+        drafter = "draft_model"  # other engines have no hybrid
+    curves = search.curves.get(drafter in WITH_MODEL, ())
+    found = replace(found, schedule=schedule(found.forecasts, drafter, curves))
     return replace(found, exports=tuple(_exports(options, found)))
 
 

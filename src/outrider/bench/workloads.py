@@ -49,13 +49,22 @@ def mixed(kinds: Sequence[str] | None, tokenizer: Any, vocab_size: int, count: i
         InvalidConfigError: there are fewer than `count` prompts of these kinds.
     """
     kinds = kinds or ("editing", "code", "json", *["chat"] * has_template(tokenizer))
-    rows = zip_longest(*(islice(_prompts(kind, tokenizer, vocab_size), count) for kind in kinds))
-    found = tuple(islice((each for row in rows for each in row if each is not None), count))
+    made = [islice(_prompts(kind, tokenizer, vocab_size), count) for kind in kinds]
+    found = in_turn([each for own in made for each in own], count)
     name = ", ".join(kinds)
     if len(found) < count:
         expected = f"at most {len(found)}, which is how many prompts {name} has here"
         raise InvalidConfigError("prompts_per_workload", count, expected)
     return Workload(name, found)
+
+
+def in_turn(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
+    """Take so many prompts, one of each kind in turn."""
+    kinds: dict[str, list[Prompt]] = {}
+    for each in prompts:
+        kinds.setdefault(each.kind, []).append(each)
+    rows = zip_longest(*kinds.values())
+    return tuple(islice((each for row in rows for each in row if each is not None), count))
 
 
 def _prompts(kind: str, tokenizer: Any, vocab_size: int) -> Iterator[Prompt]:

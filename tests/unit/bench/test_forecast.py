@@ -65,8 +65,8 @@ def test_nothing_is_chosen_where_nothing_pays() -> None:
 
 
 def test_a_race_outweighs_a_prediction() -> None:
-    raced = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(0.9, 0.91))
-    assert raced.known.ratio < 1
+    (raced,) = scaled([forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(0.9, 0.91))])
+    assert raced.gain().ratio < 1
     assert raced.error == pytest.approx(1.8 / 0.905 - 1)
     assert chosen([raced]) is None
 
@@ -80,6 +80,37 @@ def test_what_was_not_raced_is_expected_to_be_off_as_what_was() -> None:
     assert found[1].gain().ratio == pytest.approx(1.6 * 1.5 / 1.8)
     assert found[1].error is None
     assert found[0].error == pytest.approx(1.8 / 1.5 - 1)
+
+
+def test_texts_that_were_raced_more_often_do_not_count_more() -> None:
+    once = stretched(editing=(3.0,), code=(1.0,))
+    raced = Forecast(SUFFIX, once, raced=(*once, once[0], once[0]))
+    assert raced.error == pytest.approx(0.0)
+
+
+def test_what_was_not_raced_scales_all_texts_by_those_that_were() -> None:
+    """An end after the first temperature leaves a race of half of them."""
+    cold = stretched(editing=(2.0, 2.0))
+    hot = tuple(Stretch(0.8, each.name, each.kind, 0.7, 1.0) for each in cold)
+    (found,) = scaled([Forecast(SUFFIX, (*cold, *hot), raced=cold)])
+    assert found.gain().ratio == pytest.approx(1.35)
+
+
+def test_the_first_that_is_sure_is_chosen() -> None:
+    wide = forecast(Candidate("suffix", "block", 8), editing=(2.9, 0.9), code=(2.5, 1.0))
+    sure = forecast(Candidate("suffix", "block", 4), editing=(1.6, 1.6), code=(1.5, 1.5))
+    assert not wide.sure
+    assert chosen([wide, sure, forecast(editing=(1.5, 1.0), code=(1.0, 1.0))]) == sure
+
+
+def test_one_text_recommends_nothing() -> None:
+    assert chosen([forecast(editing=(1.8,))]) is None
+
+
+def test_what_was_not_raced_has_to_gain_more() -> None:
+    little = forecast(MODEL, editing=(1.04, 1.04), code=(1.04, 1.04))
+    assert chosen([little]) is None
+    assert chosen([forecast(MODEL, (1.04, 1.04), editing=(1.04, 1.04))]) is not None
 
 
 def test_verdicts() -> None:
@@ -121,3 +152,4 @@ def test_a_schedule_has_the_fastest_depth_of_each_batch_size() -> None:
     cheap = Costs(0.0, 1, 200, (0, 1, 2, 4), (1.0, 1.0, 1.1, 1.2), (0.0, 0.1, 0.2, 0.4))
     dear = Costs(0.0, 16, 200, (0, 1, 2, 4), (1.0, 2.0, 3.0, 5.0), (0.0, 0.1, 0.2, 0.4))
     assert schedule([one, four], "draft_model", [cheap, dear]) == ((1, 4), (16, 0))
+    assert schedule([one, four], "ngram", [cheap, dear]) == ()

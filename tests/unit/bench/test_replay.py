@@ -169,7 +169,6 @@ def test_rounds_of_each_depth_are_timed(rows: int, drafts: bool) -> None:
     drafter = ModelDrafter(pair().model_drafter.model) if drafts else None
     asked = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     timing = Timing(pair().target, drafter, list(range(9)), asked, rows, (0, 1, 3))
-    assert timing.costs is None
     for _ in range(4):  # with room for one cycle in a text
         cycle([timing])
     costs = timing.costs

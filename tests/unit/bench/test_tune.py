@@ -15,7 +15,7 @@ from outrider.bench.engine_flags import export
 from outrider.bench.forecast import Forecast, Stretch
 from outrider.bench.options import Engines
 from outrider.bench.records import PLAIN, Candidate
-from outrider.bench.search import candidates
+from outrider.bench.search import CYCLE, candidates
 from outrider.bench.tune import Recommendation, run_tune
 from outrider.errors import InvalidConfigError
 
@@ -70,6 +70,26 @@ def test_all_is_predicted_and_the_best_are_raced(tmp_path: Path) -> None:
     json.dumps(found.document())
 
 
+@pytest.mark.slow
+def test_batches_are_raced_as_they_were_predicted(tmp_path: Path) -> None:
+    found = run_tune(options(tmp_path, batch=2))
+    raced = [each for each in found.forecasts if each.raced]
+    assert len(raced) == 2
+    assert all(each.error is not None for each in raced)
+
+
+@pytest.mark.slow
+def test_rounds_are_timed_where_prompts_nearly_fill_the_context(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    rows = [{"prompt": [(place + n) % 50 + 1 for place in range(140)]} for n in range(2)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = run_tune(options(tmp_path, prompts=(path,)))
+    assert found.forecasts
+    assert found.costs[0].context == 160 - CYCLE
+    with pytest.raises(InvalidConfigError, match=f"context.*at most {160 - CYCLE}"):
+        run_tune(options(tmp_path, context=100))
+
+
 STEPS = ("timing", "decoding plainly", "predicting", "racing")
 
 
@@ -81,12 +101,13 @@ def test_an_interrupt_leaves_what_is_known(tmp_path: Path, step: str) -> None:
     def interrupt(_done: int, _total: int, what: str) -> None:
         nonlocal times
         times += what.startswith(step)
-        if what.startswith(step) and times == 1:
+        if what.startswith(step) and times == 2 - (step != "predicting"):
             raise KeyboardInterrupt
 
     found = run_tune(options(tmp_path), interrupt)
     assert found.partial
     assert found.verdict
+    assert len(found.forecasts) in (0, len(candidates(options(tmp_path))))
     assert bool(found.forecasts) == (step in ("predicting", "racing"))
     if not found.forecasts:
         assert found.candidate == PLAIN
@@ -169,9 +190,10 @@ def test_schedules_in_the_words_of_engines() -> None:
     ranges = settings("vllm")["num_speculative_tokens_per_batch_size"]
     assert ranges == [[1, 3, 4], [4, 15, 2], [16, 512, 0]]
     assert settings("tensorrt-llm")["draft_len_schedule"] == {3: 4, 15: 2}
-    tiers = settings("sglang")["speculative-adaptive-config"]
-    assert tiers == {
-        "1": {"candidate_steps": [4]},
-        "4": {"candidate_steps": [2]},
-        "16": {"candidate_steps": [0]},
-    }
+    found = export("sglang", "draft_model", target="a", draft="d", schedule=schedule)
+    assert "it would be 4 from 1, 2 from 4, 0 from 16" in found.notes[0]
+
+
+def test_a_depth_that_pays_only_in_batches_is_named_by_size() -> None:
+    found = export("tensorrt-llm", "ngram", target="a", draft=None, schedule=[(1, 0), (4, 4)])
+    assert found.settings["draft_len_schedule"] == {3: 0, 512: 4}
