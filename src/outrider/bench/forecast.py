@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import fmean
 
 from ..config.params import WITH_MODEL
 from .costs import Costs
 from .records import Candidate
-from .speedup import Speedup, speedup
+from .speedup import Speedup, jackknifed, speedup
 
 _GAIN = 1.1
 """A kind of text counts as gained on from here."""
@@ -81,11 +82,25 @@ class Forecast:
         return gain(some, self.scale)
 
     @property
-    def error(self) -> float | None:
-        """The gain expected for what was raced over the one in the race, less 1."""
+    def off(self) -> Speedup | None:
+        """The gain expected for what was raced over the one in the race; None if it was not.
+
+        The interval is over texts, each left out in turn; there is none of one text.
+        """
         raced = {(each.temperature, each.name) for each in self.raced}
         same = [each for each in self.stretches if (each.temperature, each.name) in raced]
-        return gain(same).ratio / gain(self.raced).ratio - 1 if same else None
+        names = {each.name for each in same}
+
+        def ratio(without: str | None = None) -> float:
+            expected, found = (
+                gain([each for each in some if each.name in names - {without}])
+                for some in (same, self.raced)
+            )
+            return expected.ratio / found.ratio
+
+        if len(names) < 2:
+            return Speedup(ratio()) if names else None
+        return jackknifed(ratio(), [ratio(name) for name in sorted(names)])
 
     def cells(self) -> tuple[str, ...]:
         """Return a row of a table: the prediction, its interval, the race, and their difference."""
@@ -96,7 +111,7 @@ class Forecast:
             f"{expected.ratio:.2f}x",
             "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
             "" if raced is None else f"{raced:.2f}x",
-            "" if self.error is None else f"{self.error:+.0%}",
+            "" if self.off is None else f"{self.off.ratio - 1:+.0%}",
         )
 
     @property
@@ -126,16 +141,20 @@ class Forecast:
 
 
 def scaled(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Correct predictions by what the race says, the fastest first.
+    """Correct predictions by what the race surely says, the fastest first.
 
-    Costs that are off are so for all: what was not raced is expected to be off as what was.
+    That is where the whole interval of how far one was off is beyond 1: a short race is noisier
+    than most predictions. Costs that are off are so for all: what was not raced is expected to be
+    off as what was, on average.
     """
-    errors = [1 + each.error for each in forecasts if each.error is not None]
-    usual = fmean(errors) if errors else 1.0
-    found = [
-        replace(each, scale=1 / (usual if each.error is None else 1 + each.error))
-        for each in forecasts
-    ]
+    off = {each.candidate: each.off for each in forecasts}
+    surely = {
+        name: found.ratio if (found.low or 0) > 1 or (found.high or inf) < 1 else 1.0
+        for name, found in off.items()
+        if found is not None
+    }
+    usual = fmean(surely.values()) if surely else 1.0
+    found = [replace(each, scale=1 / surely.get(each.candidate, usual)) for each in forecasts]
     return sorted(found, key=lambda each: each.gain().ratio, reverse=True)
 
 
@@ -244,7 +263,7 @@ def basis(forecasts: Sequence[Forecast]) -> str:
     texts = len(forecasts[0].stretches)
     raced = [
         f"{each.candidate.label} {_ratio(gain(each.raced))}"
-        + (f", predicted {each.error:+.0%} off" if each.error is not None else "")
+        + (f", predicted {each.off.ratio - 1:+.0%} off" if each.off is not None else "")
         for each in forecasts
         if each.raced
     ]

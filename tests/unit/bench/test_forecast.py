@@ -67,7 +67,8 @@ def test_nothing_is_chosen_where_nothing_pays() -> None:
 def test_a_race_outweighs_a_prediction() -> None:
     (raced,) = scaled([forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(0.9, 0.91))])
     assert raced.gain().ratio < 1
-    assert raced.error == pytest.approx(1.8 / 0.905 - 1)
+    assert raced.off is not None
+    assert raced.off.ratio == pytest.approx(1.8 / 0.905)
     assert chosen([raced]) is None
 
 
@@ -78,14 +79,20 @@ def test_what_was_not_raced_is_expected_to_be_off_as_what_was() -> None:
     assert [each.candidate for each in found] == [SUFFIX, MODEL]
     assert found[0].gain().ratio == pytest.approx(1.5)
     assert found[1].gain().ratio == pytest.approx(1.6 * 1.5 / 1.8)
-    assert found[1].error is None
-    assert found[0].error == pytest.approx(1.8 / 1.5 - 1)
+    assert found[1].off is None
+
+
+def test_a_race_that_cannot_tell_corrects_nothing() -> None:
+    noisy = forecast(editing=(1.1, 1.1), code=(1.1, 1.1), raced=(1.5, 0.8))
+    (found,) = scaled([noisy])
+    assert found.gain().ratio == pytest.approx(1.1)
 
 
 def test_texts_that_were_raced_more_often_do_not_count_more() -> None:
     once = stretched(editing=(3.0,), code=(1.0,))
     raced = Forecast(SUFFIX, once, raced=(*once, once[0], once[0]))
-    assert raced.error == pytest.approx(0.0)
+    assert raced.off is not None
+    assert raced.off.ratio == pytest.approx(1.0)
 
 
 def test_what_was_not_raced_scales_all_texts_by_those_that_were() -> None:
@@ -93,6 +100,7 @@ def test_what_was_not_raced_scales_all_texts_by_those_that_were() -> None:
     cold = stretched(editing=(2.0, 2.0))
     hot = tuple(Stretch(0.8, each.name, each.kind, 0.7, 1.0) for each in cold)
     (found,) = scaled([Forecast(SUFFIX, (*cold, *hot), raced=cold)])
+    assert found.scale == pytest.approx(1.0)
     assert found.gain().ratio == pytest.approx(1.35)
 
 

@@ -63,7 +63,7 @@ def test_all_is_predicted_and_the_best_are_raced(tmp_path: Path) -> None:
     assert PLAIN in raced
     assert len(raced) == 3
     assert {each.temperature for each in found.measurements} == {0.0, 0.8}
-    assert sum(each.error is not None for each in found.forecasts) == 2
+    assert sum(each.off is not None for each in found.forecasts) == 2
     assert len(found.costs) == 4
     assert all(done <= total == 20 for done, total, _ in said[1:])
     assert not found.partial
@@ -75,7 +75,7 @@ def test_batches_are_raced_as_they_were_predicted(tmp_path: Path) -> None:
     found = run_tune(options(tmp_path, batch=2))
     raced = [each for each in found.forecasts if each.raced]
     assert len(raced) == 2
-    assert all(each.error is not None for each in raced)
+    assert all(each.off is not None for each in raced)
 
 
 @pytest.mark.slow
