@@ -21,6 +21,9 @@ if TYPE_CHECKING:
         StructuredOutput as StructuredOutput,
     )
     from .drafters.early_exit import EarlyExitDrafter as EarlyExitDrafter
+    from .drafters.heads.drafter import BlockDrafter as BlockDrafter
+    from .drafters.heads.drafter import EagleDrafter as EagleDrafter
+    from .drafters.heads.loading import load_head as load_head
     from .drafters.hybrid import HybridDrafter as HybridDrafter
     from .drafters.model import ModelDrafter as ModelDrafter
     from .drafters.ngram import NgramDrafter as NgramDrafter
@@ -80,6 +83,8 @@ _HOMES = {
     for home, names in {
         "config": "SamplingParams SpeculativeConfig StatefulProcessor StructuredOutput",
         "drafters.early_exit": "EarlyExitDrafter",
+        "drafters.heads.drafter": "BlockDrafter EagleDrafter",
+        "drafters.heads.loading": "load_head",
         "drafters.hybrid": "HybridDrafter",
         "drafters.model": "ModelDrafter",
         "drafters.ngram": "NgramDrafter",

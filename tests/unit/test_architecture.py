@@ -173,7 +173,9 @@ ERRORS = sorted(
 
 def test_the_public_face() -> None:
     names = [
+        "BlockDrafter",
         "Choice",
+        "EagleDrafter",
         "EarlyExitDrafter",
         "GenerationOutput",
         "HybridDrafter",

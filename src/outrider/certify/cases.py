@@ -30,7 +30,7 @@ from .contracts import CheckedMethod, described
 from .covering import Coverage, coverage, covering
 from .enumeration import exact_distribution
 from .kits.policy import play
-from .layered import layered
+from .layered import head_of, layered
 from .reference import Source, distance, target_distribution
 from .toys import of_another_vocabulary
 
@@ -64,15 +64,19 @@ DRAFTERS: dict[str, tuple[Callable[[Any], Drafter | None], dict[str, Any]]] = {
     "tree, vocabulary": (partial(of_another_vocabulary, texts=_ANOTHER), {}),
     "early exit": (lambda target: EarlyExitDrafter(target, 1), {}),
     "tree, early exit": (lambda target: EarlyExitDrafter(target, 1), {}),
+    "head": (partial(head_of, block=False), {}),
+    "tree, head": (partial(head_of, block=False), {}),
+    "block head": (partial(head_of, block=True), {}),
     "none": (lambda _: None, {}),
 }
-"""What makes a drafter of a draft model, or of a target to be left early, and the settings of it.
+"""What makes a drafter of a draft model, or of a target of two layers, and the settings of it.
 
 A hybrid looks tokens up for some rows or branches, and asks the model for the others. A draft of
 another vocabulary goes by the tokens that both have, or by text. An early exit is the first of the
-target's two layers. Children of trees are the likeliest tokens and one drawn from the rest
-(greedy), drawn without or with replacement (drawn, replaced), or point masses alone (points); a
-grown tree shares a budget of nodes out where the draft is surest.
+target's two layers; heads draft from its hidden states, that of blocks each token by the one
+before. Children of trees are the likeliest tokens and one drawn from the rest (greedy), drawn
+without or with replacement (drawn, replaced), or point masses alone (points); a grown tree shares a
+budget of nodes out where the draft is surest.
 """
 
 _SHAPES: dict[int, tuple[int, ...]] = {1: (3,), 2: (2, 1), 3: (1, 2, 1)}
@@ -275,7 +279,7 @@ class Case:
     def _models(self) -> tuple[Runtime, Source, Any]:
         """The target, its distribution, and a drafter, or None, or a draft model for the part."""
         kind, agreement = self.values["drafter"], _AGREEMENTS[self.values["draft"]]
-        if kind.endswith("early exit"):
+        if kind.endswith(("early exit", "head")):
             left, distribution = layered(self._vocab_size, self.number, agreement)
             return left, distribution, DRAFTERS[kind][0](left)
         target, draft = mock_pair(self._vocab_size, self.number, agreement)

@@ -1,9 +1,9 @@
-"""A target of two layers and a few tokens, to be left early: small enough to enumerate."""
+"""A target of two layers and a few tokens, small enough to enumerate, and heads for it."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .kits.references import TransformersReference
 
 if TYPE_CHECKING:
+    from ..drafters.heads.drafter import HeadDrafter
     from ..runtimes.transformers.model import TransformersModel
 
 _SEQUENCES = 72
@@ -62,3 +63,46 @@ def layered(
             block.mlp.c_proj.weight.mul_(1 - agreement)
     apart = LayeredDistribution(copy.deepcopy(model))
     return TransformersModel(model, max_sequences=_SEQUENCES), apart
+
+
+def head_of(target: TransformersModel, *, block: bool) -> HeadDrafter:
+    """Make a random head for such a target.
+
+    Args:
+        target: the target.
+        block: whether it drafts a block, in which each token depends on the one before it, of all
+            tokens but one, or a token a forward by EAGLE-3.
+    """
+    from transformers import LlamaConfig
+
+    from ..drafters.heads.block import BlockModel, BlockNet
+    from ..drafters.heads.checkpoint import HeadConfig
+    from ..drafters.heads.drafter import BlockDrafter, EagleDrafter
+    from ..drafters.heads.eagle import EagleModel, EagleNet
+
+    vocab_size, width = target.vocab_size, target.hf_model.config.n_embd
+    decoder = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=width,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=target.longest,
+    )
+    common: dict[str, Any] = {"target_layers": (0, 1, 2), "target_width": width}
+    config = HeadConfig("eagle3", decoder, vocab_size=vocab_size, **common)
+    if block:
+        given = {"markov_rank": 2, "enable_confidence_head": False}
+        common |= {"block_size": 4, "sample_from_anchor": True, "given": given}
+        config = HeadConfig("dspark", decoder, vocab_size=vocab_size - 1, **common)
+    with torch.random.fork_rng(devices=[]):
+        net = (BlockNet if block else EagleNet)(config, normed=False).double().eval()
+    chance = torch.Generator().manual_seed(vocab_size)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(0, 0.6, generator=chance)
+    if block:
+        model = BlockModel(net, _SEQUENCES, target.longest)
+        return BlockDrafter(model, torch.arange(1, vocab_size), vocab_size, 0.3)
+    return EagleDrafter(EagleModel(net, _SEQUENCES, target.longest), None, vocab_size, 0.3)

@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "Serve an OpenAI-compatible API, and a page that shows speculation.",
     "run-batch": "Answer a file of requests in OpenAI's batch format.",
     "chat": "Talk to a model in the terminal.",
+    "inspect": "Say what a draft head is, and what looks wrong with it.",
     "report": "Turn a trace into a summary and a page with pictures.",
 }
 

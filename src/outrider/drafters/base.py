@@ -62,10 +62,18 @@ class Drafter(ABC):
         Args:
             hidden: of each sequence, of tokens that follow one another: those that were prefilled,
                 and those that the round kept. There are none of the token that it emitted last, nor
-                of tokens that were found in the target's cache: nothing is to be drafted where
-                those that are needed are not known. The layers are `hidden_layers`, in that order.
+                of a new sequence's first ones that are `known`. The layers are `hidden_layers`, in
+                that order.
         """
         del hidden
+
+    def known(self, prefix: Prefix) -> int:
+        """Return of how many first tokens of a sequence it knows the states.
+
+        The target computes those of all tokens after them before it drafts, found in its cache or
+        not. By default all: it takes what is computed anyway.
+        """
+        return len(prefix)
 
     def observe_output(self, prefixes: Sequence[Prefix]) -> None:
         """Learn from whole sequences that ended; they are released next."""

@@ -135,16 +135,21 @@ class DraftContext:
         """
         self._depth = depth
 
-    def depths(self) -> NDArray[np.int64]:
+    def depths(self, confidence: Tensor | None = None) -> NDArray[np.int64]:
         """Return how deep each row is drafted, int64 [B], after the tokens drawn so far.
 
         To be asked after each `pick`, before the next step of the model. Where the plan's stop rule
         says so a row ends here, and draws nothing from now on.
+
+        Args:
+            confidence: how likely the tokens drawn last are kept, [B], if the model says so itself;
+                None goes by how sure the distributions are.
         """
         stop, drawn = self._plan.stop, len(self._confidence) + 1
         if stop is None or self._latest is None or drawn > self._plan.deepest:
             return self._depth
-        self._confidence.append(self._latest_confidence())
+        own = None if confidence is None else confidence.double().cpu().numpy()
+        self._confidence.append(self._latest_confidence() if own is None else own)
         self._latest = None
         drafting = self._depth > drawn
         if drafting.any():

@@ -98,7 +98,7 @@ class ModelDrafter(Drafter):
             path = torch.stack(tokens, -1)[:, None] if tokens and ctx.processes_logits else None
             made.append(ctx.distribution(self._aligned(logits), path))
             tokens.append(ctx.pick(made[-1], position))
-            depth = ctx.depths()
+            depth = ctx.depths(cursor.confidence)
             if (depth <= len(tokens)).all():
                 break
         drafted = torch.stack(tokens, 1)
@@ -163,6 +163,12 @@ class _SomeRows(Cursor):
     def logits(self) -> Tensor:
         """Logits [B, V]."""
         return self._among_all(self._cursor.logits)
+
+    @property
+    def confidence(self) -> Tensor | None:
+        """How likely the next tokens are kept, [B], if the model says so."""
+        found = self._cursor.confidence
+        return None if found is None else self._among_all(found)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed tokens int64 [B]."""

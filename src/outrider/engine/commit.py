@@ -98,19 +98,29 @@ def advance(
 
 
 def kept_states(
-    batch: Batch, rows: Sequence[RowVerdict], scores: TargetScores
+    batch: Batch,
+    paths: Sequence[Sequence[int]],
+    nodes: Sequence[Sequence[int]],
+    scores: TargetScores,
 ) -> list[HiddenStates]:
-    """Return the hidden states of what a round prefilled and kept; none if there are none."""
+    """Return the hidden states of what a round prefilled and kept; none if there are none.
+
+    Args:
+        batch: the sequences before it.
+        paths: the drafted tokens that each keeps.
+        nodes: those of the prefix and of these tokens.
+        scores: what the target computed.
+    """
     if scores.hidden is None:
         return []
     before = {each.prefix.sequence_id: each for each in scores.prefilled}
     found = []
-    for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
-        name, own = state.prefix.sequence_id, scores.hidden[index, row.nodes]
+    for index, (state, path) in enumerate(zip(batch.states, paths, strict=True)):
+        name, own = state.prefix.sequence_id, scores.hidden[index, nodes[index]]
         start = len(state.prefix) - 1
         if name in before:
             start, own = before[name].start, torch.cat([before[name].states, own])
-        found.append(HiddenStates(state.prefix.extended(row.path), start, own))
+        found.append(HiddenStates(state.prefix.extended(path), start, own))
     return found
 
 

@@ -55,6 +55,19 @@ class Drafting:
         self.hidden_layers = tuple(sorted(wanted_layers))
         self.follows = any(each.follows for each in behind) or bool(wanted_layers)
 
+    def known(self, prefix: Prefix) -> int:
+        """Return of how many first tokens of a new sequence all drafters know the states."""
+        known = len(prefix)
+        for drafter in self._behind:
+            if drafter.hidden_layers:
+                try:
+                    with _guarded(drafter):
+                        known = min(known, drafter.known(prefix))
+                except DraftError as error:
+                    error.sequence_id = prefix.sequence_id
+                    self._pass_over(error)
+        return known
+
     def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
         """Give drafters the hidden states of their layers, of those of `hidden_layers`.
 

@@ -95,7 +95,7 @@ class Engine:
             self.drafter, drafters, self.config, target.vocab_size, self._device
         )
         if self._drafting.hidden_layers:
-            self.target = target.with_hidden(self._drafting.hidden_layers)
+            self.target = target.with_hidden(self._drafting.hidden_layers, self._drafting)
         self._check_scores = wanted(self.config.validate, [target])
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._ids = count(secrets.randbits(40) << 22)
@@ -186,6 +186,11 @@ class Engine:
         missing = self._drafting.prefill(state.prefix, most)
         return replace(found, missing=missing, draft_s=perf_counter() - start)
 
+    def watch(self, batch: Batch, scores: TargetScores) -> None:
+        """Show drafters the hidden states of prefixes that were scored, if they want any."""
+        rows = len(batch.states)
+        self._drafting.observe_round(kept_states(batch, [()] * rows, [[0]] * rows, scores))
+
     def observe(self, result: StepResult) -> None:
         """Learn from a round, count it, and report it to `on_round`."""
         start = perf_counter()
@@ -205,6 +210,7 @@ class Engine:
         context = DraftContext(
             batch, draws, plan, self.config, draft_pipeline, learning=chance is None
         )
+        self._prepare(batch.states, plan)
         with spans.span("draft"):
             proposal = self._drafting.propose(batch, plan, context)
         with spans.span("target"):
@@ -216,9 +222,11 @@ class Engine:
         emitted, states = advance(
             batch, proposal, confidence, rows, pipeline, self.policy, self.tokenizer
         )
-        self._drafting.observe_round(kept_states(batch, rows, scores))
+        nodes = [row.nodes for row in rows]
+        kept = kept_states(batch, [row.path for row in rows], nodes, scores)
+        self._drafting.observe_round(kept)
         tops = [state.params.logprobs for state in states]
-        logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
+        logprobs = report(scores.logits, nodes, emitted, tops)
         record = record_of(
             batch,
             proposal,
@@ -239,6 +247,21 @@ class Engine:
         check_plan(plan, states)
         drafting = np.array([s.drafting and (s.round > 0 or not self.follows) for s in states])
         return plan if drafting.all() else replace(plan, depth=np.where(drafting, plan.depth, 0))
+
+    def _prepare(self, states: Sequence[SequenceState], plan: DraftPlan) -> None:
+        """Have the target compute what drafters draft from: of sequences that it has lost."""
+        if not self._drafting.hidden_layers:
+            return
+        for state, depth in zip(states, plan.model_depth.tolist(), strict=True):
+            last = len(state.prefix) - 1
+            for held in (False, True):
+                if not depth or self._drafting.known(state.prefix) >= last:
+                    break
+                with computing(self.target):
+                    if held:  # without states: of what is new again, they are computed
+                        self.target.release([state.prefix.sequence_id])
+                    found = self.target.prefill(state.prefix, last)
+                self._drafting.observe_round([] if found.hidden is None else [found.hidden])
 
     def _score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:
         with computing(self.target):
@@ -282,7 +305,8 @@ class Engine:
             free = [blocks - each.blocks for blocks, each in zip(free, found, strict=True)]
             if live + place and min(free) < 0:
                 return
-            yield state, len(state.prefix) - found[0].tokens
+            tokens = [each.tokens for each in found[: None if self._drafting.hidden_layers else 1]]
+            yield state, len(state.prefix) - min(tokens)
 
     def release_dropped(self) -> None:
         """Free what the models still hold for sequences of dropped schedulers."""

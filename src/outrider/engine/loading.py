@@ -14,6 +14,7 @@ from ..config.saved import read_saved
 from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
 from ..config.validation import choice, integer
 from ..drafters.base import Drafter
+from ..drafters.heads.checkpoint import head_folder
 from ..drafters.model import ModelDrafter
 from ..errors import InvalidConfigError, missing
 from ..runtimes.base import Runtime
@@ -69,6 +70,8 @@ def load(
             file, or a hub id.
         draft: the draft model likewise, "demo" being that pair's; None loads none, except with
             "demo". If its tokenizer is not the target's, a `VocabularyDrafter` goes between them.
+            Or a draft head, as speculators and the authors of EAGLE-3 and DFlash save them: a
+            folder, or a hub id.
         config: a file that `outrider tune --save` wrote: its models take the place of those above,
             and the pair has its drafter and `config`. None for none.
         runtime: what computes both. "auto" chooses for each: llama.cpp for a GGUF file; on a CPU
@@ -117,13 +120,19 @@ def load(
         place = torch.device("cpu")  # where llama.cpp gives its logits
     accelerated = str(device) != "cpu"
     how = LoadOptions(runtime, place, number, weights, max_sequences, accelerated, kv_cache_memory)
-    sources = list(map(_shipped, named, ("target", "draft")))
+    head = None if len(named) == 1 else head_folder(named[1])
+    sources = list(map(_shipped, named[: 1 if head else 2], ("target", "draft")))
     tokenizers = [own or load_tokenizer(source, how) for source, own in sources]
     models = [
         load_model(role, source, how)
         for role, (source, _) in zip(("target", "draft"), sources, strict=False)
     ]
     loaded, tokenizer = models[0], tokenizers[0]
+    if head is not None:
+        from ..drafters.heads.loading import load_head
+
+        headed = load_head(head, loaded, kv_cache_memory=kv_cache_memory)
+        return Pair(loaded, headed, tokenizer)
     if len(models) == 1:
         return Pair(loaded, None, tokenizer)
     model, draft_tokenizer = models[1], tokenizers[1]

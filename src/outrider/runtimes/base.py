@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ModelError
 from ..types.records import DraftProposal, HiddenStates, Prefix, TargetScores
@@ -14,6 +14,18 @@ from ..types.records import DraftProposal, HiddenStates, Prefix, TargetScores
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+class Watcher(Protocol):
+    """Who wants a runtime's hidden states."""
+
+    def known(self, prefix: Prefix) -> int:
+        """Return of how many of a new sequence's first tokens nothing is wanted."""
+        ...
+
+    def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
+        """Receive those of a prompt that was prefilled before others of its batch."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,11 @@ class Cursor(ABC):
         Raises:
             ContextLengthError: no row has room for another token.
         """
+
+    @property
+    def confidence(self) -> Tensor | None:
+        """How likely tokens that are drawn from the logits are kept, [B]; None if unknown."""
+        return None
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Feed nodes of a tree, and return the logits after them.
@@ -211,11 +228,13 @@ class Runtime(ABC):
             CacheFullError: the cache has no room for them; what they had is kept.
         """
 
-    def with_hidden(self, layers: Sequence[int]) -> Runtime:
+    def with_hidden(self, layers: Sequence[int], watcher: Watcher | None = None) -> Runtime:
         """Return this runtime, over the same cache, with hidden states beside its logits.
 
         Args:
             layers: after which of them; 0 is the embedding.
+            watcher: who wants them: tokens of a new sequence are computed, found or not, after
+                those that it knows. None takes what is found, and returns all that is computed.
 
         Raises:
             InvalidConfigError: there is no such layer.

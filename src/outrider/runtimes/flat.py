@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..types.records import HiddenStates, Prefix
-from .blocks import Tokens, common
+from .blocks import SIZE, Tokens, common
 
 Integers = NDArray[np.int64]
 
@@ -23,6 +23,12 @@ def rows_of(counts: Integers) -> tuple[Integers, Integers]:
     """Return the row of each of counts[b] items of row b side by side, and its place there."""
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def slots(table: Integers, row: Integers, place: Integers) -> Integers:
+    """Return where places of rows are among all tokens of all blocks; see `FlatBatch.table`."""
+    found: Integers = table[row, place // SIZE] * SIZE + place % SIZE
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +76,12 @@ class FlatBatch:
         made = states.new_zeros(len(count), self.width + 1, *states.shape[1:])
         made[torch.from_numpy(row), torch.from_numpy(node)] = states[torch.from_numpy(token)]
         return made
+
+    @property
+    def table(self) -> Integers:
+        """The numbers of each sequence's blocks, int64 [B, n]; 0 where it has fewer."""
+        blocks = max(map(len, self.tables))
+        return np.array([[*each, *[0] * (blocks - len(each))] for each in self.tables])
 
     @property
     def places(self) -> Integers:

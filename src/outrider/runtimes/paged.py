@@ -24,7 +24,7 @@ from ..errors import InvalidConfigError, ModelError, OutriderError
 from ..types import trees
 from ..types.records import DraftProposal, Prefix, TargetScores
 from ..types.transfer import sent
-from .base import Capabilities, Found, PrefillProgress, Runtime
+from .base import Capabilities, Cursor, Found, PrefillProgress, Runtime, Watcher
 from .blocks import BlockCopy, BlockPool
 from .flat import (
     Computed,
@@ -48,6 +48,9 @@ class PagedModel(Runtime):
 
     _layers: tuple[int, ...] = ()
     """Whose hidden states it gives."""
+
+    _watcher: Watcher | None = None
+    """Who wants these."""
 
     def _allot(self, capabilities: Capabilities, blocks: int, chunk: int) -> None:
         """Make a pool of so many blocks, all of them free.
@@ -160,7 +163,7 @@ class PagedModel(Runtime):
         )
 
     @torch.inference_mode()
-    def open(self, prefixes: Sequence[Prefix], depth: int, run: Any = None) -> PagedCursor:
+    def open(self, prefixes: Sequence[Prefix], depth: int, run: Any = None) -> Cursor:
         """Open a cursor at the end of the prefixes; see `Runtime.open`.
 
         Args:
@@ -194,14 +197,14 @@ class PagedModel(Runtime):
             part = joined(prefix, start, self._prefill(prefix, start, stop))
         return PrefillProgress(len(prefix) - 1 - stop, cached, hidden=part)
 
-    def with_hidden(self, layers: Sequence[int]) -> Self:
+    def with_hidden(self, layers: Sequence[int], watcher: Watcher | None = None) -> Self:
         """Return this model, over the same blocks, with hidden states; see `Runtime`."""
         last = self.layer_count
         for layer in layers:
             if not 0 <= layer <= last:
                 raise InvalidConfigError("hidden_layers", layer, f"layers from 0 to {last}")
         other = copy(self)
-        other._layers = tuple(layers)
+        other._layers, other._watcher = tuple(layers), watcher
         return other
 
     def drop_last(self, prefix: Prefix) -> Computed:
@@ -249,6 +252,8 @@ class PagedModel(Runtime):
                 f"sequence {name} is new and {most} sequences are live; release a finished one "
                 "first, or raise max_sequences"
             )
+        if self._watcher is not None:
+            known = known[: self._watcher.known(prefix)]
         found = self.pool.admit(name, known)
         self._computed[name] = Computed(known[:found])
         return found, found
@@ -276,6 +281,10 @@ class PagedModel(Runtime):
             parts.append([])
             if len(prefix) - start > together:
                 parts[-1] = self._prefill(prefix, start, len(prefix) - 1)
+                whole = joined(prefix, start, parts[-1])
+                if self._watcher is not None and whole is not None:
+                    self._watcher.observe_round([whole])  # the next row may share it
+                    parts[-1] = []
                 start = len(prefix) - 1
             starts.append(start)
             cached.append(found)

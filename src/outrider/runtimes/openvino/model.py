@@ -16,7 +16,7 @@ from ...config.validation import choice
 from ...errors import ModelError, OutriderError, missing
 from ...types.records import Distributions, DraftProposal, Prefix
 from .. import kept
-from ..base import rounding_of, tolerated
+from ..base import Watcher, rounding_of, tolerated
 from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
 from ..paths import by_paths, paths_to_leaves
@@ -149,12 +149,12 @@ class OpenVinoModel(TransformersModel):
         with self.whole():
             self._forget()
 
-    def with_hidden(self, layers: Sequence[int]) -> Self:
+    def with_hidden(self, layers: Sequence[int], watcher: Watcher | None = None) -> Self:
         """Return this model, over the same blocks, with hidden states; see `Runtime`.
 
         The graph is compiled once more.
         """
-        other = super().with_hidden(layers)
+        other = super().with_hidden(layers, watcher)
         graph = PagedGraph(self._source, self._graph.precision, self._kv_dtype, other._layers)
         other._graph, other._calls = graph, self._calls.beside(graph)
         return other

@@ -17,7 +17,7 @@ from transformers import Cache
 
 from ...types.transfer import sent
 from ..blocks import SIZE, BlockCopy
-from ..flat import FlatBatch, rows_of
+from ..flat import FlatBatch, rows_of, slots
 
 Windows = Sequence[tuple[str | None, int | None]]
 """Of each kind of mask that a model wants, the sliding window; see `Architecture.windows`."""
@@ -55,9 +55,8 @@ class Grid:
         boundary = int(batch.missing.max())
         row, _ = rows_of(counts)
         column = places - batch.past[row] + (boundary - batch.missing)[row]
-        width, blocks = int(column.max()) + 1, max(map(len, batch.tables))
-        tables = np.array([[*each, *[0] * (blocks - len(each))] for each in batch.tables])
-        targets = tables[row, places // SIZE] * SIZE + places % SIZE
+        width, tables = int(column.max()) + 1, batch.table
+        targets, blocks = slots(tables, row, places), tables.shape[1]
         rows, columns = sent(torch.from_numpy(row), device), sent(torch.from_numpy(column), device)
         grid = batch.tokens.new_zeros(2, len(counts), width)
         grid[0, rows, columns], grid[1, rows, columns] = batch.tokens, batch.positions

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ...config.validation import integer
 from ...errors import InvalidConfigError
-from ..base import Capabilities, rounding_of
+from ..base import Capabilities, Watcher, rounding_of
 from ..blocks import SIZE, BlockCopy
 from ..flat import FlatBatch, Outputs
 from ..lengths import checked_length
@@ -141,9 +141,9 @@ class TransformersModel(PagedModel):
             self._forget()
             self.run = self._eager()
 
-    def with_hidden(self, layers: Sequence[int]) -> Self:
+    def with_hidden(self, layers: Sequence[int], watcher: Watcher | None = None) -> Self:
         """Return this model, over the same blocks, with hidden states; see `Runtime`."""
-        other = super().with_hidden(layers)
+        other = super().with_hidden(layers, watcher)
         other.run = other._eager()
         return other
 

@@ -1,0 +1,134 @@
+"""`outrider inspect`: what a draft head is, what looks wrong with it, how much of it is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App
+
+from ..config.sources import Dtype, RuntimeName
+from ..errors import InvalidConfigError
+from .options import Output, titled
+
+if TYPE_CHECKING:
+    from ..drafters.heads.inspect import Reading
+
+app = App(name="inspect")
+
+CLEAR = 0.02
+"""Another reading is named where so much more is kept by it."""
+
+
+@app.default
+def inspect(
+    head: str,
+    /,
+    *,
+    target: str | None = None,
+    measure: tuple[Path, ...] = (),
+    depth: int = 4,
+    runtime: RuntimeName = "transformers",
+    dtype: Dtype | None = None,
+    output: Annotated[Output, titled("Output")] = Output(),
+) -> int:
+    """Say what a draft head's checkpoint is, what it needs, and what looks wrong with it.
+
+    Args:
+        head: a folder, or a hub id.
+        target: the model that it is to draft for: a folder or a hub id.
+        measure: texts that the target would write: files as for outrider tune --prompts. Of drafts
+            in them it is said how much is kept at each depth, as configured and under other
+            readings of the configuration, so that a wrong one is found.
+        depth: how many tokens are drafted to measure.
+        runtime: what computes the target.
+        dtype: type of the target's weights (default: as saved).
+    """
+    from ..drafters.heads.checkpoint import head_folder, read_config
+    from ..drafters.heads.inspect import measured, problems
+    from .terminal import progress, quiet
+
+    quiet()
+    folder = head_folder(head)
+    if folder is None:
+        raise InvalidConfigError("HEAD", head, "a folder or hub id of a draft head's checkpoint")
+    config = read_config(folder)
+    facts = {
+        "kind": config.kind,
+        "layers": config.decoder.num_hidden_layers,
+        "hidden size": config.decoder.hidden_size,
+        "drafts": f"{config.vocab_size} of {config.decoder.vocab_size} tokens",
+        "states of layers": ", ".join(map(str, config.target_layers)) or "the usual ones",
+        "tokens a forward": config.most if config.blocks else 1,
+        "made for": _made_for(config.given),
+    }
+    loaded = None
+    readings: list[Reading] = []
+    if target is not None:
+        from .. import load
+
+        loaded = load(target, runtime=runtime, dtype=dtype or "auto")
+    wrong = list(problems(folder, loaded and loaded.target))
+    if measure and loaded is not None and not wrong:
+        from rich.console import Console
+
+        from ..bench.prompt_files import read_prompts
+
+        texts = [each.token_ids for each in read_prompts(measure, loaded.tokenizer).prompts]
+        with progress(Console(stderr=True), "measuring") as advance:
+            for reading in measured(folder, loaded.target, texts, depth):
+                readings.append(reading)
+                advance(len(readings), len(readings) + 1, reading.said or "as configured")
+    elif measure:
+        wrong += ["not measured: " + ("mend this first" if loaded else "give --target")]
+    wrong += _better(readings)
+    if output.as_json:
+        kept = [asdict(each) for each in readings]
+        print(json.dumps({"head": str(folder), "facts": facts, "problems": wrong, "kept": kept}))
+    else:
+        _show(facts, wrong, readings, output.color)
+    return 1 if wrong else 0
+
+
+def _made_for(given: Mapping[str, Any]) -> str:
+    """Name the model that a configuration of speculators says that it is for."""
+    verifier = (given.get("speculators_config") or {}).get("verifier") or {}
+    return verifier.get("name_or_path") or "not said"
+
+
+def _better(readings: list[Reading]) -> list[str]:
+    """Name the reading by which most is kept, if it is not the configured one."""
+    if not readings:
+        return []
+    best = max(readings, key=lambda each: sum(each.kept))
+    if sum(best.kept) < sum(readings[0].kept) + CLEAR * len(best.kept):
+        return []
+    shares = [" ".join(f"{kept:.0%}" for kept in each.kept) for each in (best, readings[0])]
+    return [
+        f"the configuration is wrong: with {best.said} {shares[0]} is kept, and {shares[1]} now"
+    ]
+
+
+def _show(facts: dict[str, Any], wrong: list[str], readings: list[Reading], color: str) -> None:
+    """Print what is known."""
+    from rich.text import Text
+
+    from ..bench.tables import table
+    from .terminal import output
+
+    console = output(color)
+    for name, value in facts.items():
+        console.print(Text(f"{name}: {value}"))
+    if readings:
+        depth = len(readings[0].kept)
+        shown = table("reading", right=[f"token {place}" for place in range(1, depth + 1)])
+        for each in readings:
+            shown.add_row(each.said or "as configured", *(f"{kept:.0%}" for kept in each.kept))
+        console.print(shown)
+    for line in wrong:
+        console.print(Text(line, "bold red"))
+    if not wrong:
+        console.print(Text("nothing looks wrong", "bold"))
