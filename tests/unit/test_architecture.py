@@ -209,6 +209,7 @@ def test_the_public_face() -> None:
         "from_generation_config",
         "generate_with",
         "load",
+        "load_head",
         "resample_from_adjusted_target",
         "runtimes",
         "sample_from_logprobs",

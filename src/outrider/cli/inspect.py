@@ -107,9 +107,7 @@ def _better(readings: list[Reading]) -> list[str]:
     if sum(best.kept) < sum(readings[0].kept) + CLEAR * len(best.kept):
         return []
     shares = [" ".join(f"{kept:.0%}" for kept in each.kept) for each in (best, readings[0])]
-    return [
-        f"the configuration is wrong: with {best.said} {shares[0]} is kept, and {shares[1]} now"
-    ]
+    return [f"the configuration is wrong: by {best.said} {shares[0]} is kept, not {shares[1]}"]
 
 
 def _show(facts: dict[str, Any], wrong: list[str], readings: list[Reading], color: str) -> None:
