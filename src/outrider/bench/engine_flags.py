@@ -157,7 +157,7 @@ def _notes(system: str, drafter: str, steps: Schedule) -> Iterator[str]:
         sizes = ", ".join(f"{depth} from {rows}" for rows, depth in steps)
         yield f"one depth for every batch size; by batch size it would be {sizes}"
     if system == "llama.cpp":
-        yield "models are GGUF files; older builds have other names for the flags"
+        yield "convert the models to GGUF files first; older builds have other names for the flags"
         yield "a draft is kept where it is the token that the target samples"
     if system == "tensorrt-llm":
         yield "goes into speculative_config of the LLM API; rejection sampling is off by default"

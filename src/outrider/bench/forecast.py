@@ -176,11 +176,11 @@ def gain(stretches: Sequence[Stretch], scale: float = 1.0) -> Speedup:
 
 
 def best_of_each(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Return each drafter's first forecast with adaptive depth, and with a fixed one."""
+    """Return each drafter's first forecast, of adaptive and of fixed depths, and those raced."""
     found: dict[tuple[str, bool], Forecast] = {}
     for each in forecasts:
         found.setdefault((each.candidate.drafter, each.bounded), each)
-    return list(found.values())
+    return [each for each in forecasts if each.raced or each in found.values()]
 
 
 def chosen(forecasts: Sequence[Forecast]) -> Forecast | None:
@@ -239,7 +239,9 @@ def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
         step: what a draft step costs beside a plain round.
     """
     best = chosen(forecasts)
-    if best is None:
+    if best is None and len({each.name for each in forecasts[0].stretches}) < 2:
+        yield f"one prompt says too little; give more (--prompts). On it, {_said(forecasts[0])}"
+    elif best is None:
         yield f"decode plainly: nothing that drafts surely pays; at best {_said(forecasts[0])}"
     else:
         bound = "; where it gains nothing it loses at most 2% of the time, and 4 rounds"
@@ -268,6 +270,8 @@ def basis(forecasts: Sequence[Forecast]) -> str:
         if each.raced
     ]
     confirmed = f"raced beside plain decoding: {', '.join(raced)}" if raced else "not raced"
+    if any(each.scale != 1 for each in forecasts):
+        confirmed += "; what is said above is corrected by that"
     return f"predicted from {texts} texts and what rounds cost; {confirmed}"
 
 

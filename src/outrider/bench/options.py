@@ -48,8 +48,8 @@ class _Options:
     weights: Weights | None = None
     """What openvino rounds both models' weights to (default: nothing)."""
     prompts: tuple[Path, ...] = ()
-    """Files in place of built-in prompts: JSONL with rows that have a prompt, of Spec-Bench, or
-    OpenAI batch requests; any other text file is one prompt."""
+    """Files, with commas between them, in place of built-in prompts: JSONL with rows that have a
+    prompt, of Spec-Bench, or OpenAI batch requests; any other text file is one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,8 @@ def read_prompts(paths: Sequence[Path], tokenizer: Any) -> Workload:
         name = path.name if names.count(path.name) == 1 else str(path)
         text = validation.read_text("prompts", path).removeprefix("\ufeff")
         if not text.strip():
-            raise InvalidConfigError("prompts", str(path), FORMATS, given=f"{path} has no prompt")
+            wanted = FORMATS if path.suffix == ".jsonl" else "a text"
+            raise InvalidConfigError("prompts", str(path), wanted, given=f"{path} is empty")
         if path.suffix == ".jsonl":
             rows = [(f"{name} line {n}", row) for n, row in enumerate(text.split("\n"), 1)]
             prompts += [_prompt(*each, path.stem, tokenizer) for each in rows if each[1].strip()]

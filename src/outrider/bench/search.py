@@ -108,7 +108,9 @@ class Search:
         model, done = self._pair.model_drafter, {each.candidate for each in self._forecasts}
         chains = WITH_MODEL if model is not None and not model.branches else ()
         for candidate in candidates(self._options) if texts and self.costs else ():
-            if candidate not in done and not (candidate.tree and candidate.drafter in chains):
+            late = candidate.depth is not None and self._gone() > 1
+            branching = candidate.tree and candidate.drafter in chains
+            if candidate not in done and not late and not branching:
                 self._say(f"predicting {candidate.label}")
                 self._forecasts.append(self._forecast(candidate, texts))
         raced = [
@@ -194,7 +196,7 @@ class Search:
         """Time rounds at the batch sizes of a schedule, as long as there is time."""
         self._say("timing rounds of larger batches")
         for rows in sorted({1, *self._options.schedule}) if self._options.export else ():
-            if rows == 1 or self._gone() < CURVES:
+            if self._gone() < (1 if rows == 1 else CURVES):
                 timing = self._timing(self._options.temp[0], rows, (0, 1, 2, 4, 8), model=model)
                 for _ in range(2):
                     cycle([timing])

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App
 
-from ..config.sources import Dtype, RuntimeName
+from ..config.sources import Dtype
 from ..errors import InvalidConfigError
 from .options import Output, titled
 
@@ -31,7 +31,7 @@ def inspect(
     target: str | None = None,
     measure: tuple[Path, ...] = (),
     depth: int = 4,
-    runtime: RuntimeName = "transformers",
+    runtime: Literal["transformers", "openvino"] = "transformers",
     dtype: Dtype | None = None,
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> int:
@@ -53,9 +53,11 @@ def inspect(
 
     quiet()
     folder = head_folder(head)
-    if folder is None:
-        raise InvalidConfigError("HEAD", head, "a folder or hub id of a draft head's checkpoint")
-    config = read_config(folder)
+    if folder is None and not Path(head).is_dir():
+        expected = "an existing folder, or a hub id that can be reached, of a draft head"
+        raise InvalidConfigError("HEAD", head, expected)
+    folder = folder or Path(head)
+    config = read_config(folder)  # says what is wrong with a folder that is none
     facts = {
         "kind": config.kind,
         "layers": config.decoder.num_hidden_layers,

@@ -74,6 +74,8 @@ def tune(
         if save is not None and found.forecasts:
             comments = ("found by outrider tune", *found.verdict)
             replace_file(save, toml(found.settings(), comments))
+        elif save is not None:
+            print(f"outrider: {save} is not written: there is no answer yet", file=sys.stderr)
         if folder is not None:
             (folder / "tune.json").write_bytes(text.encode())
         if output.as_json:

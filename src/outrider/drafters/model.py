@@ -98,7 +98,7 @@ class ModelDrafter(Drafter):
             path = torch.stack(tokens, -1)[:, None] if tokens and ctx.processes_logits else None
             made.append(ctx.distribution(self._aligned(logits), path))
             tokens.append(ctx.pick(made[-1], position))
-            depth = ctx.depths(cursor.confidence)
+            depth = ctx.depths(None if plan.stop is None else cursor.confidence)
             if (depth <= len(tokens)).all():
                 break
         drafted = torch.stack(tokens, 1)

@@ -144,7 +144,7 @@ def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"cannot read .*none: there is no such file"):
         read_prompts([tmp_path / "none"], Characters())
     (tmp_path / "empty").write_text("\n \n")
-    with pytest.raises(InvalidConfigError, match="no prompt"):
+    with pytest.raises(InvalidConfigError, match="empty is empty; expected a text"):
         read_prompts([tmp_path / "empty"], Characters())
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidConfigError, match="binary: it is not UTF-8 text"):

@@ -124,4 +124,6 @@ def test_the_command(
     assert said["problems"][0].startswith("the configuration is wrong: by states of layers 1, 2, 3")
     assert len(said["kept"]) > 2
     assert main(["inspect", str(tmp_path)]) == 2
+    assert "has no config.json" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "none")]) == 2
     assert "HEAD" in capsys.readouterr().err
