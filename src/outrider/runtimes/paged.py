@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..config.validation import integer
 from ..errors import InvalidConfigError, ModelError, OutriderError
 from ..types import trees
 from ..types.records import DraftProposal, Prefix, TargetScores
@@ -67,6 +68,16 @@ class PagedModel(Runtime):
         self.lock = RLock()
         self._computed: dict[int, Computed] = {}
         self._chunk = chunk
+
+    def fresh(self, max_sequences: int) -> Self:
+        """Make a runtime over the same weights with a pool of blocks of its own."""
+        other = copy(self)
+        other._make_pool(integer("max_sequences", max_sequences, 1))
+        return other
+
+    @abstractmethod
+    def _make_pool(self, max_sequences: int) -> None:
+        """Make a pool of blocks, all of them free, for so many sequences; see `_allot`."""
 
     @property
     def capabilities(self) -> Capabilities:

@@ -18,7 +18,7 @@ from .drafter import HeadDrafter
 from .loading import contradictions, head_of, misfits
 
 FLAGS = ("norm_before_residual", "norm_output", "sliding_window_non_causal")
-"""Flags that a configuration may have wrong, and that no tensor tells."""
+"""Flags that a configuration may have wrong where no tensor shows it."""
 
 ANCHORS = 64
 """Places of the texts that are drafted from, at most."""

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from copy import copy
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...config.validation import integer
 from ...errors import CacheFullError
 from ...runtimes.base import Capabilities, rounding_of
 from ...runtimes.blocks import SIZE, BlockCopy, common
 from ...runtimes.flat import Computed, DraftedTokens, FlatBatch, Integers, slots
 from ...runtimes.lengths import PREFILLED_ALONE, check_lengths
-from ...runtimes.memory import affordable
+from ...runtimes.memory import affordable, wanted
 from ...runtimes.paged import PagedModel
 from ...runtimes.transformers.block_cache import BlockCache
 from ...types.records import HiddenStates, Prefix
@@ -30,9 +28,6 @@ from .checkpoint import HeadConfig
 
 _CHUNK = 512
 """The most tokens of a prompt that are computed in one forward."""
-
-_BESIDE = 4
-"""Blocks of a sequence for drafts, trees among them, beside those of its longest text."""
 
 
 class HeadModel(PagedModel):
@@ -61,7 +56,7 @@ class HeadModel(PagedModel):
         # Of each token its state, too, which EAGLE's next one needs.
         layers += [(weight.new_empty(1, 1, 1, len(weight)), weight.new_empty(1, 1, 1, 1))]
         memory = SIZE * sum(part.nbytes for layer in layers for part in layer)
-        most = max_sequences * (self._longest // SIZE + _BESIDE)
+        most = wanted(max_sequences, self._longest)
         blocks = affordable(memory, most, self._memory, weight.device)
         capabilities = Capabilities(inner.vocab_size, weight.device, max_sequences, self._longest)
         self._allot(capabilities, blocks, _CHUNK)
@@ -88,12 +83,6 @@ class HeadModel(PagedModel):
     def layer_count(self) -> int:
         """How many layers there are."""
         return len(self._net.layers)
-
-    def fresh(self, max_sequences: int) -> Self:
-        """Make a head over the same weights with blocks of its own."""
-        other = copy(self)
-        other._make_pool(integer("max_sequences", max_sequences, 1))
-        return other
 
     def reset(self) -> None:
         """Forget all that was computed."""

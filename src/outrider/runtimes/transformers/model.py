@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any, Self
 
 import torch
@@ -18,7 +17,7 @@ from ..base import Capabilities, Watcher, rounding_of
 from ..blocks import SIZE, BlockCopy
 from ..flat import FlatBatch, Outputs
 from ..lengths import checked_length
-from ..memory import affordable
+from ..memory import affordable, wanted
 from ..paged import PagedModel
 from .block_cache import BlockCache, Grid
 from .early_exit import first_layers
@@ -28,9 +27,6 @@ from .twin import twin
 
 _PRODUCTS = {"tf32": 2.0**-10, "bf16": 2.0**-7}
 """Eps of the types in which torch may multiply float32."""
-
-_BESIDE = 4
-"""Blocks of a sequence for drafts, trees among them, beside those of its longest text."""
 
 
 class TransformersModel(PagedModel):
@@ -90,7 +86,7 @@ class TransformersModel(PagedModel):
         capabilities = Capabilities(
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
-        most = max_sequences * (longest // SIZE + _BESIDE)
+        most = wanted(max_sequences, longest)
         blocks = affordable(self._block_bytes(), most, self._memory, of.device)
         self._allot(capabilities, blocks, self._prefill_chunk)
         self._make_cache(blocks)
@@ -128,12 +124,6 @@ class TransformersModel(PagedModel):
     def token_ratio(self) -> float:
         """More on a CPU than elsewhere; see `Runtime.token_ratio`."""
         return 0.1 if self.device.type == "cpu" else super().token_ratio
-
-    def fresh(self, max_sequences: int) -> Self:
-        """Make a runtime over the same weights with a pool of blocks of its own."""
-        other = copy(self)
-        other._make_pool(integer("max_sequences", max_sequences, 1))
-        return other
 
     def reset(self) -> None:
         """Forget all that was computed, and look at the model anew: it has changed."""
