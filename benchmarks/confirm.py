@@ -43,10 +43,15 @@ def main() -> None:
         workload = mixed(None, pair.tokenizer, pair.target.vocab_size, options.max_prompts)
     workload = fitting(workload, options.max_tokens, pair.target.max_length)
     kinds = {prompt.name: prompt.kind for prompt in workload.prompts}
-    prompts = tuple(replace(each, max_tokens=None, prediction=None) for each in workload.prompts)
     raced: list[Stretch] = []
     for temperature in options.temp:
         end = monotonic() + 60 * asked.minutes / len(options.temp)
+        ends = {
+            each["name"]: each["tokens"]
+            for each in forecast["stretches"]
+            if each["temperature"] == temperature and options.batch == 1
+        }
+        prompts = tuple(replace(each, max_tokens=ends.get(each.name)) for each in workload.prompts)
         trial = Trial(
             workload=replace(workload, prompts=in_turn(prompts, options.max_prompts)),
             sampling=options.sampling(temperature),
@@ -65,10 +70,16 @@ def main() -> None:
         measured = race.measurements()
         if measured:
             plain, own = measured
-            rows = zip(trial.stretches * trial.repeats, plain.seconds, own.seconds, strict=False)
-            for batch, *seconds in rows:
+            rows = zip(
+                trial.stretches * trial.repeats,
+                own.tokens,
+                plain.seconds,
+                own.seconds,
+                strict=False,
+            )
+            for batch, tokens, *seconds in rows:
                 name = " + ".join(each.name for each in batch)
-                raced.append(Stretch(temperature, name, kinds.get(name, ""), *seconds))
+                raced.append(Stretch(temperature, name, kinds.get(name, ""), tokens, *seconds))
     print(json.dumps(_summary(forecast, raced) | {"candidate": candidate.label}))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import outrider
 from outrider.bench.records import Candidate
 
-from .report import KINDS, Report, Say, Scope, measure, workload
+from .report import KINDS, Report, Say, Scope, gain, measure, workload
 
 PROMPTS = 4
 DEPTHS = (1, 2, 4, 8)
@@ -28,16 +28,18 @@ def run(scope: Scope, say: Say) -> Report:
                 _, *fixed, adaptive = measure(
                     pair, candidates, prompts, temperature, batch, scope.tokens
                 )
-                speedups = {f"k={each.candidate.depth}": each.speedup or 0.0 for each in fixed}
+                speedups = {
+                    f"k={each.candidate.depth}": gain(each.speedup)["speedup"] or 0.0
+                    for each in fixed
+                }
+                own = gain(adaptive.speedup)
                 rows.append(
                     {
                         "workload": kind,
                         "temperature": temperature,
                         "batch": batch,
-                        "speedup": adaptive.speedup,
-                        "low": adaptive.low,
-                        "high": adaptive.high,
-                        "of_best": (adaptive.speedup or 0.0) / max(speedups.values()),
+                        **own,
+                        "of_best": (own["speedup"] or 0.0) / max(speedups.values()),
                         **speedups,
                     }
                 )

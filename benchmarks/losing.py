@@ -8,7 +8,7 @@ from outrider.bench.race import OutriderRunner, Runner
 from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.trial import Trial, TrialRace
 
-from .report import KINDS, Report, Say, Scope, workload
+from .report import KINDS, Report, Say, Scope, gain, workload
 
 PROMPTS = 8
 
@@ -51,9 +51,7 @@ def run(scope: Scope, say: Say) -> Report:
                         "drafter": name,
                         "temperature": temperature,
                         "batch": batch,
-                        "speedup": found.speedup,
-                        "low": found.low,
-                        "high": found.high,
+                        **gain(found.speedup),
                         "drafting": metrics and metrics.draft_rounds / metrics.rounds,
                     }
                 )

@@ -10,6 +10,7 @@ from typing import Any
 from outrider import Pair, SamplingParams
 from outrider.bench.race import OutriderRunner
 from outrider.bench.records import PLAIN, Candidate, Measurement, Workload
+from outrider.bench.speedup import Speedup
 from outrider.bench.trial import Trial, TrialRace
 from outrider.bench.workloads import mixed
 from outrider.errors import InvalidConfigError
@@ -39,6 +40,13 @@ class Report:
 
     note: str
     rows: list[dict[str, Any]]
+
+
+def gain(found: Speedup | None) -> dict[str, float | None]:
+    """Return a speed over plain decoding's and the ends of its interval, as fields of a row."""
+    if found is None:
+        return {"speedup": None, "low": None, "high": None}
+    return {"speedup": found.ratio, "low": found.low, "high": found.high}
 
 
 def spans(

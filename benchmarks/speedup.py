@@ -5,7 +5,7 @@ from __future__ import annotations
 import outrider
 from outrider.bench.records import Candidate
 
-from .report import KINDS, Report, Say, Scope, measure, workload
+from .report import KINDS, Report, Say, Scope, gain, measure, workload
 
 PROMPTS = 12
 DEFAULT = Candidate("hybrid", "block")
@@ -28,9 +28,7 @@ def run(scope: Scope, say: Say) -> Report:
                         "temperature": temperature,
                         "batch": batch,
                         "stretches": len(found.seconds),
-                        "speedup": found.speedup,
-                        "low": found.low,
-                        "high": found.high,
+                        **gain(found.speedup),
                         "tokens_per_s": found.tokens_per_s,
                         "plain_tokens_per_s": plain.tokens_per_s,
                         "acceptance_length": metrics and metrics.acceptance_length,

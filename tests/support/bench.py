@@ -9,6 +9,7 @@ from typing import Any
 
 from outrider import ModelDrafter, Pair, TransformersModel
 from outrider.bench.records import Candidate, Measurement, Prompt, Workload
+from outrider.bench.speedup import Speedup
 
 from .families import VOCAB, random_model, resembling
 
@@ -80,10 +81,7 @@ def measured(
         "temperature": 0.0,
         "batch": 1,
         "seconds": (1.0, 2.0),
-        "prompt_s": (0.1, 0.1),
         "tokens": (10, 10),
-        "speedup": speedup,
-        "low": speedup and speedup / margin,
-        "high": speedup and speedup * margin,
+        "speedup": speedup and Speedup(speedup, speedup / margin, speedup * margin),
     }
     return Measurement(**given | fields)

@@ -1,13 +1,15 @@
 """Train an EAGLE-3 head for the target on its own hidden states, and save it as speculators does.
 
 Each step drafts three tokens from every place of a window, fed the window's true tokens and its own
-states (training-time test, Li et al. 2025, "EAGLE-3", arXiv 2503.01840). The loss is the mass that
-the head's distribution and the target's do not share, the probability that a drafted token is
-refused. A part of the windows was written by the target itself.
+states (training-time test, Li et al. 2025, "EAGLE-3", arXiv 2503.01840). The loss turns from the
+divergence, which a new head learns from faster, to the mass that its distribution and the target's
+do not share: the probability that a drafted token is refused. A quarter of the windows were written
+by the target itself, a quarter are of its training files, half of files that it has not seen.
 """
 
 import argparse
 import json
+import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from outrider.drafters.heads.checkpoint import read_config
 from outrider.drafters.heads.eagle import EagleNet
 from training.checkpoint import load_checkpoint
 from training.files import claim_directory, replacing
+from training.lessons import unseen_tokens, write_on
 from training.muon import Muon
 from training.objective import EVALUATION_SEED, imitation
 from training.schedule import learning_rate_factor
@@ -30,9 +33,6 @@ from training.windows import load_corpus, require_length, sample_windows
 
 DEPTH = 3
 """Tokens drafted from each place."""
-
-PROMPT = 64
-"""Tokens of a file that the target goes on with."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -87,35 +87,6 @@ def new_head(target: LlamaForCausalLM, folder: Path) -> EagleNet:
         net.lm_head.weight.copy_(target.get_output_embeddings().weight)
     net.embed_tokens.weight.requires_grad_(False)
     return net
-
-
-@torch.no_grad()
-def written(
-    target: LlamaForCausalLM, tokens: Tensor, window: int, count: int, generator: torch.Generator
-) -> Tensor:
-    """Have the target go on with parts of files, at temperatures 0, .8 and 1.
-
-    Returns:
-        Windows, int64 [count, window + 1].
-    """
-    found = []
-    for start in range(0, count, 64):
-        heads = sample_windows(tokens, PROMPT - 1, min(64, count - start), generator)
-        temperature = (0.0, 0.8, 1.0)[start // 64 % 3]
-        settings = {"do_sample": True, "temperature": temperature} if temperature else {}
-        found.append(
-            target.generate(
-                heads,
-                attention_mask=torch.ones_like(heads),
-                max_new_tokens=window + 1 - PROMPT,
-                min_new_tokens=window + 1 - PROMPT,
-                pad_token_id=0,
-                top_k=0 if temperature else None,
-                **settings,
-            )
-        )
-        print(f"the target has written {min(count, start + 64)} of {count} windows", flush=True)
-    return torch.cat(found)
 
 
 def drafted(
@@ -185,15 +156,17 @@ def save(net: EagleNet, config: dict[str, Any], directory: Path) -> None:
 def train(
     net: EagleNet,
     target: LlamaForCausalLM,
-    corpus: tuple[Tensor, Tensor, Tensor],
+    corpus: tuple[Tensor, Tensor, Tensor, Tensor],
     config: dict[str, Any],
     args: argparse.Namespace,
 ) -> None:
     """Train `net` until the budget is spent, saving it into ``args.out``.
 
-    Half of each batch are windows of the files, half such as the target wrote.
+    Args:
+        corpus: windows that the target wrote, and tokens of files that it was trained on, a quarter
+            of each batch each; tokens of other files; held-out tokens.
     """
-    tokens, own_words, held = corpus
+    own_words, seen, unseen, held = corpus
     named = [each for each in net.named_parameters() if each[1].requires_grad]
     inner = [p for name, p in named if p.ndim == 2 and "lm_head" not in name]
     others = [p for name, p in named if p.ndim != 2 or "lm_head" in name]
@@ -207,11 +180,16 @@ def train(
     while (elapsed := (time.monotonic() - start) / args.seconds) < 1:
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * learning_rate_factor(step, elapsed)
-        rows = torch.randint(0, len(own_words), (args.batch // 2,), generator=generator)
-        more = sample_windows(tokens, args.window, args.batch - len(rows), generator)
-        pairs = drafted(net, target, torch.cat([own_words[rows], more]))
+        quarter = args.batch // 4
+        rows = torch.randint(0, len(own_words), (quarter,), generator=generator)
+        files = [
+            sample_windows(seen, args.window, quarter, generator),
+            sample_windows(unseen, args.window, args.batch - 2 * quarter, generator),
+        ]
+        pairs = drafted(net, target, torch.cat([own_words[rows], *files]))
+        weight = min(1.0, 2 * elapsed)
         found = [
-            imitation(own.detach().float(), taught.float(), 1.0)
+            imitation(own.detach().float(), taught.float(), weight)
             for own, taught in zip(*pairs, strict=True)
         ]
         torch.autograd.backward(
@@ -247,11 +225,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = configured(target, args.inter)
     (args.out / "config.json").write_text(json.dumps(config))
     net = new_head(target, args.out)
+    unseen = unseen_tokens(Path(sysconfig.get_paths()["stdlib"]), corpus)
     generator = torch.Generator().manual_seed(BATCH_SEED)
-    words = written(target, corpus.train, args.window, args.written, generator)
+    halves = [
+        sample_windows(each, args.window, args.written // 2, generator)
+        for each in (corpus.train, unseen)
+    ]
+    words = write_on(target, torch.cat(halves), generator)
     trained = sum(each.numel() for each in net.parameters() if each.requires_grad)
     print(f"{trained / 1e6:.2f}M parameters, {args.seconds:.0f} s to train", flush=True)
-    train(net, target.bfloat16(), (corpus.train, words, corpus.held), config, args)
+    train(net, target.bfloat16(), (words, corpus.train, unseen, corpus.held), config, args)
 
 
 if __name__ == "__main__":

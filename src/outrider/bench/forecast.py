@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 
 from ..config.params import WITH_MODEL
 from .costs import Costs
 from .records import Candidate
-from .speedup import Speedup, jackknifed, speedup
+from .speedup import Speedup, speedup
 
 _GAIN = 1.1
 """A kind of text counts as gained on from here."""
@@ -37,12 +37,14 @@ class Stretch:
         temperature: of the texts.
         name: of their prompts.
         kind: of text.
+        tokens: that were emitted, of all texts together.
         plain, drafting: seconds without and with drafts.
     """
 
     temperature: float
     name: str
     kind: str
+    tokens: int
     plain: float
     drafting: float
 
@@ -57,7 +59,6 @@ class Forecast:
         model_s: the part of the seconds with drafts that the draft model takes.
         length: tokens that a round emits.
         raced: what a race measured.
-        scale: what a race said over what was predicted, for this configuration or those raced.
     """
 
     candidate: Candidate
@@ -65,7 +66,6 @@ class Forecast:
     model_s: float = 0.0
     length: float = 1.0
     raced: tuple[Stretch, ...] = ()
-    scale: float = 1.0
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -73,34 +73,21 @@ class Forecast:
         return tuple(dict.fromkeys(each.kind for each in self.stretches))
 
     def gain(self, kind: str | None = None, temperature: float | None = None) -> Speedup:
-        """Return its speed over plain decoding's, on all texts or some, as it is expected now."""
-        some = [
-            each
-            for each in self.stretches
-            if kind in (None, each.kind) and temperature in (None, each.temperature)
-        ]
-        return gain(some, self.scale)
+        """Return its predicted speed over plain decoding's, on all texts or some."""
+        return gain(
+            [
+                each
+                for each in self.stretches
+                if kind in (None, each.kind) and temperature in (None, each.temperature)
+            ]
+        )
 
     @property
-    def off(self) -> Speedup | None:
-        """The gain expected for what was raced over the one in the race; None if it was not.
-
-        The interval is over texts, each left out in turn; there is none of one text.
-        """
+    def off(self) -> float | None:
+        """The gain predicted for what was raced over the one in the race; None if it was not."""
         raced = {(each.temperature, each.name) for each in self.raced}
         same = [each for each in self.stretches if (each.temperature, each.name) in raced]
-        names = {each.name for each in same}
-
-        def ratio(without: str | None = None) -> float:
-            expected, found = (
-                gain([each for each in some if each.name in names - {without}])
-                for some in (same, self.raced)
-            )
-            return expected.ratio / found.ratio
-
-        if len(names) < 2:
-            return Speedup(ratio()) if names else None
-        return jackknifed(ratio(), [ratio(name) for name in sorted(names)])
+        return gain(same).ratio / gain(self.raced).ratio if same else None
 
     def cells(self) -> tuple[str, ...]:
         """Return a row of a table: the prediction, its interval, the race, and their difference."""
@@ -111,14 +98,17 @@ class Forecast:
             f"{expected.ratio:.2f}x",
             "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
             "" if raced is None else f"{raced:.2f}x",
-            "" if self.off is None else f"{self.off.ratio - 1:+.0%}",
+            "" if self.off is None else f"{self.off - 1:+.0%}",
         )
 
     @property
     def sure(self) -> bool:
-        """Whether the whole interval of its gain is above 1; by some more if it was not raced."""
-        low = self.gain().low
-        return low is not None and low > (1 if self.raced else _NEAR)
+        """Whether the whole interval of its gain is above 1, by some more if it was not raced.
+
+        Where it was, it has to have been faster than plain decoding.
+        """
+        least = 1.0 if self.raced and gain(self.raced).ratio > 1 else inf if self.raced else _NEAR
+        return (self.gain().low or 0.0) > least
 
     @property
     def bounded(self) -> bool:
@@ -127,38 +117,24 @@ class Forecast:
 
     @property
     def gains_somewhere(self) -> bool:
-        """Whether some kind of text gains, and all together, more than one, lose nothing."""
+        """Whether some kind of text gains, and all together, more than one, lose nothing.
+
+        A race that is surely lost says otherwise.
+        """
         best = max(self.gain(kind).ratio for kind in self.kinds)
         texts = len({each.name for each in self.stretches})
-        return texts > 1 and best > _GAIN and self.gain().ratio >= 1
+        lost = self.raced and gain(self.raced).outcome < 0
+        return texts > 1 and best > _GAIN and self.gain().ratio >= 1 and not lost
 
     @property
     def affordable(self) -> float:
         """How many times as dear the draft model may be for this to be as fast as plain."""
         rest = sum(each.drafting for each in self.stretches) - self.model_s
-        left = self.scale * sum(each.plain for each in self.stretches) - rest
+        left = sum(each.plain for each in self.stretches) - rest
         return left / self.model_s if self.model_s else 0.0
 
 
-def scaled(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Correct predictions by what the race surely says, the fastest first.
-
-    That is where the whole interval of how far one was off is beyond 1: a short race is noisier
-    than most predictions. Costs that are off are so for all: what was not raced is expected to be
-    off as what was, on average.
-    """
-    off = {each.candidate: each.off for each in forecasts}
-    surely = {
-        name: found.ratio if (found.low or 0) > 1 or (found.high or inf) < 1 else 1.0
-        for name, found in off.items()
-        if found is not None
-    }
-    usual = fmean(surely.values()) if surely else 1.0
-    found = [replace(each, scale=1 / surely.get(each.candidate, usual)) for each in forecasts]
-    return sorted(found, key=lambda each: each.gain().ratio, reverse=True)
-
-
-def gain(stretches: Sequence[Stretch], scale: float = 1.0) -> Speedup:
+def gain(stretches: Sequence[Stretch]) -> Speedup:
     """Return the ratio of speeds, each text counted once, however often it was decoded.
 
     Texts that go on from one prompt count as one.
@@ -169,7 +145,7 @@ def gain(stretches: Sequence[Stretch], scale: float = 1.0) -> Speedup:
     sums: dict[str, list[float]] = {}
     for (name, _), same in texts.items():
         own = sums.setdefault(name, [0.0, 0.0])
-        own[0] += scale * fmean(each.plain for each in same)
+        own[0] += fmean(each.plain for each in same)
         own[1] += fmean(each.drafting for each in same)
     plain, drafting = zip(*sums.values(), strict=True)
     return speedup(plain, drafting)
@@ -265,13 +241,11 @@ def basis(forecasts: Sequence[Forecast]) -> str:
     texts = len(forecasts[0].stretches)
     raced = [
         f"{each.candidate.label} {_ratio(gain(each.raced))}"
-        + (f", predicted {each.off.ratio - 1:+.0%} off" if each.off is not None else "")
+        + (f", predicted {each.off - 1:+.0%} off" if each.off is not None else "")
         for each in forecasts
         if each.raced
     ]
     confirmed = f"raced beside plain decoding: {', '.join(raced)}" if raced else "not raced"
-    if any(each.scale != 1 for each in forecasts):
-        confirmed += "; what is said above is corrected by that"
     return f"predicted from {texts} texts and what rounds cost; {confirmed}"
 
 

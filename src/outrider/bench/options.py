@@ -67,7 +67,7 @@ class BenchOptions(_Options):
     prompts_per_workload: int = 4
     """How many built-in prompts of each kind."""
     max_tokens: int | None = None
-    """Tokens to emit for a prompt that does not say (default: 128; with --quick 40)."""
+    """Tokens to emit for each prompt (default: 128; with --quick 40)."""
     drafters: tuple[TunedDrafters, ...] | None = None
     """What drafts (default: draft_model and hybrid, or without a draft suffix and ngram)."""
     verification: tuple[Verification, ...] = ("block",)

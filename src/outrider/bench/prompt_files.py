@@ -20,10 +20,10 @@ FORMATS = (
 def read_prompts(paths: Sequence[Path], tokenizer: Any) -> Workload:
     """Make one workload of all files; formats may be mixed.
 
-    A .jsonl file has rows: {"prompt": text or token ids}, with "max_tokens" and a "prediction" of
-    the output if wanted; Spec-Bench's {"question_id", "category", "turns"}, of which the first turn
-    is taken; and OpenAI's batch requests {"custom_id", "body"}. Messages are written by the
-    tokenizer's chat template; without one their contents stand alone. Any other file is one prompt.
+    A .jsonl file has rows: {"prompt": text or token ids}; Spec-Bench's {"question_id", "category",
+    "turns"}, of which the first turn is taken; and OpenAI's batch requests {"custom_id", "body"},
+    whose parameters do not count. Messages are written by the tokenizer's chat template; without
+    one their contents stand alone. Any other file is one prompt.
 
     Raises:
         InvalidConfigError: a file cannot be read, is not UTF-8 or has no prompt, or a row cannot be
@@ -42,7 +42,7 @@ def read_prompts(paths: Sequence[Path], tokenizer: Any) -> Workload:
             prompts += [_prompt(*each, path.stem, tokenizer) for each in rows if each[1].strip()]
         else:
             ids = _ids(name, text, tokenizer)
-            prompts.append(Prompt(tuple(ids), name, kind=path.suffix[1:] or path.stem))
+            prompts.append(Prompt(tuple(ids), name, path.suffix[1:] or path.stem))
     return Workload(paths[0].stem if len(paths) == 1 else f"{len(paths)} files", tuple(prompts))
 
 
@@ -84,18 +84,10 @@ def _prompt(place: str, line: str, kind: str, tokenizer: Any) -> Prompt:
         ids = _ids(f"{place}: prompt", row["prompt"], tokenizer)
     else:
         ids = chat_ids(_messages(place, row), tokenizer, place)
-    most = row.get("max_completion_tokens", row.get("max_tokens"))
-    if most is not None:
-        most = validation.integer(f"{place}: max_tokens", most, 1)
-    expected = row.get("prediction")
-    if isinstance(expected, dict):  # as OpenAI's API has it
-        expected = _content(f"{place}: prediction", expected)
-    if expected is not None:
-        expected = tuple(_ids(f"{place}: prediction", expected, tokenizer, special=False))
     category = row.get("category")
     if isinstance(category, str):
         place, kind = f"{place} ({category})", category
-    return Prompt(tuple(ids), place, most, expected, kind)
+    return Prompt(tuple(ids), place, kind)
 
 
 def _messages(place: str, row: dict[str, Any]) -> list[dict[str, str]]:
@@ -128,13 +120,13 @@ def _of(kind: type[Any], where: str, value: object) -> Any:
     raise InvalidConfigError(where, value, expected)
 
 
-def _ids(where: str, given: object, tokenizer: Any, *, special: bool = True) -> list[int]:
+def _ids(where: str, given: object, tokenizer: Any) -> list[int]:
     """Encode a text, or check given token ids against the vocabulary."""
     if isinstance(given, list):
         found = [validation.integer(where, token, 0, len(tokenizer) - 1) for token in given]
     else:
         text = validation.text(where, given, "a text, or a list of token ids")
-        found = [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
+        found = [int(token) for token in tokenizer.encode(text)]
     if not found:
         raise InvalidConfigError(where, given, "at least one token")
     return found

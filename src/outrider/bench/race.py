@@ -36,16 +36,15 @@ class Run:
     """What one candidate made of one stretch.
 
     Attributes:
-        seconds: from the request to the last token, without `prompt_s`.
-        prompt_s: of the target's first forward pass, which prefills the prompts; it takes as long
-            with drafts as without. What a drafter does in that round counts in `seconds`.
+        seconds: from the request to the last token, without the target's first forward pass: it
+            prefills the prompts, and takes as long with drafts as without. What a drafter does in
+            that round counts.
         token_ids: emitted for each prompt.
         metrics: of the rounds so far; None for systems that do not report them.
         failure: why there is no output; None if there is one.
     """
 
     seconds: float
-    prompt_s: float
     token_ids: tuple[Tokens, ...]
     metrics: SpeculationMetrics | None = None
     failure: str | None = None
@@ -130,12 +129,11 @@ class OutriderRunner(Runner):
                 seconds += perf_counter() - start
                 yield seconds
                 start = perf_counter()
-        prompt_s = self.records[0].target_s
         token_ids = tuple(
             tuple(event.token_id for event in self.events if event.request == request)
             for request in range(len(prompts))
         )
-        return Run(seconds - prompt_s, prompt_s, token_ids, self.decoder.metrics)
+        return Run(seconds - self.records[0].target_s, token_ids, self.decoder.metrics)
 
 
 @dataclass(slots=True)

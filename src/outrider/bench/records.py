@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.params import LOSSY
+from .speedup import Speedup
 
 if TYPE_CHECKING:
     from .. import SpeculationMetrics
 
-FORMAT = "outrider-bench/3"
+FORMAT = "outrider-bench/4"
 """Names the layout of `Results.document`; the number grows when a field changes its meaning."""
 
 
@@ -21,17 +22,15 @@ class Prompt:
     Attributes:
         token_ids: of the prompt, in the target's vocabulary.
         name: where it comes from, for messages: "line 3", "heapq.py".
-        max_tokens: what a request file asks for; None leaves it to the benchmark.
-        prediction: the token ids that the output is expected to be; None expects nothing.
         kind: of built-in prompts their kind, of others the category of the row, the stem of the
             file of rows, or the suffix of the file that it is.
+        max_tokens: how many tokens are emitted; None leaves it to the benchmark.
     """
 
     token_ids: tuple[int, ...]
     name: str
-    max_tokens: int | None = None
-    prediction: tuple[int, ...] | None = None
     kind: str = ""
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,7 @@ class Candidate:
     """A way of decoding.
 
     Attributes:
-        drafter: "draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction"; "none"
-            decodes plainly.
+        drafter: "draft_model", "ngram", "suffix" or "hybrid"; "none" decodes plainly.
         verification: the method, None where there is no choice.
         depth: tokens drafted in a row, None where it is adaptive.
         tree: children at each depth, None for chains.
@@ -100,13 +98,11 @@ class Measurement:
         workload: the name of the workload.
         temperature: of every request.
         batch: sequences decoded together.
-        seconds: for each stretch, from the request to the last token, without `prompt_s`.
-        prompt_s: for each stretch, the seconds of the target's first forward pass, which prefills
-            the prompts.
+        seconds: for each stretch, from the request to the last token, without the target's first
+            forward pass, which prefills the prompts.
         tokens: for each stretch, the tokens emitted, counted from ids.
         speedup: tokens per second over the baseline's; 1 for the baseline; None where tokens that
             were asked for are missing on either side.
-        low, high: its 95% interval over stretches; None with fewer than two different ones.
         identical: stretches whose tokens are those of plain decoding; None where they may differ.
         errors: for each greedy output that differs from plain decoding's by more than rounding
             explains, where it does first.
@@ -118,11 +114,8 @@ class Measurement:
     temperature: float
     batch: int
     seconds: tuple[float, ...]
-    prompt_s: tuple[float, ...]
     tokens: tuple[int, ...]
-    speedup: float | None
-    low: float | None = None
-    high: float | None = None
+    speedup: Speedup | None
     identical: int | None = None
     errors: tuple[str, ...] = ()
     metrics: SpeculationMetrics | None = None
@@ -154,9 +147,7 @@ class Measurement:
     @property
     def outcome(self) -> int:
         """1 if it is faster than plain decoding by its whole interval, -1 if slower, else 0."""
-        if self.low is None or self.high is None:
-            return 0
-        return (self.low > 1) - (self.high < 1)
+        return self.speedup.outcome if self.speedup else 0
 
 
 @dataclass(frozen=True, slots=True)

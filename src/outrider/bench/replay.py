@@ -6,7 +6,7 @@ the draft model and the clock are recordings. So all depths and policies follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -60,14 +60,13 @@ class Replay(SpeculativeDecoder):
         self._prefilled: set[int] = set()
         self._seconds = self.model_s = 0.0
 
-    def run(self, batch: int = 1) -> tuple[list[list[Prompt]], list[float], list[float]]:
+    def run(self, batch: int = 1) -> Iterator[tuple[list[Prompt], int, float, float]]:
         """Decode all texts, so many together.
 
-        Returns:
-            For each batch its prompts, the seconds that plain decoding takes for it without the
-            target's prefill, and its own.
+        Yields:
+            For each batch its prompts, its tokens, the seconds that plain decoding takes for it
+            without the target's prefill, and its own.
         """
-        prompts, plain, seconds = [], [], []
         for first in range(0, len(self._script.texts), batch):
             texts = self._script.texts[first : first + batch]
             before = self._seconds
@@ -76,11 +75,9 @@ class Replay(SpeculativeDecoder):
                 after = self.step(self.pack(live)).batch.states
                 self.release(state for state in after if state.finish_reason)
                 live = [state for state in after if not state.finish_reason]
-            prompts.append([text.prompt for text in texts])
-            longest = max(len(text.token_ids) for text in texts)
-            plain.append(self._rounds.plain * (longest - 1))
-            seconds.append(self._seconds - before)
-        return prompts, plain, seconds
+            lengths = [len(text.token_ids) for text in texts]
+            plain = self._rounds.plain * (max(lengths) - 1)
+            yield [text.prompt for text in texts], sum(lengths), plain, self._seconds - before
 
     def _started(self, text: int) -> SequenceState:
         """Start a text's sequence."""

@@ -50,12 +50,8 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
         for workload, temperature, batch in product(workloads, options.temps, options.batches)
     ]
     field = [PLAIN, *_candidates(options, options.chosen_drafters(pair.model_drafter is not None))]
-    lengths = [
-        len(prompt.token_ids) + (prompt.max_tokens or options.tokens)
-        for workload in workloads
-        for prompt in workload.prompts
-    ]
-    others, missing = peers.runners(options, pair, max(lengths))
+    longest = max(len(each.token_ids) for workload in workloads for each in workload.prompts)
+    others, missing = peers.runners(options, pair, longest + options.tokens)
     measured: list[Measurement] = []
     done, total = count(), sum(len(trial.stretches) * trial.repeats for trial in trials)
     interrupted = False

@@ -18,13 +18,13 @@ from ..config.params import WITH_MODEL
 from ..engine.methods import make_drafter
 from ..errors import InvalidConfigError
 from .costs import DEPTHS, Costs, Timing, cycle
-from .forecast import Forecast, Stretch, chosen, scaled
+from .forecast import Forecast, Stretch, chosen
 from .options import Progress, TuneOptions
 from .race import Lane, OutriderRunner, config_of, drafter_of
 from .records import PLAIN, Candidate, Measurement, Prompt, Workload
 from .replay import Replay
 from .run import grid
-from .texts import Text, written
+from .texts import Text, ended, written
 from .trial import Trial, TrialRace
 
 Item = TypeVar("Item")
@@ -104,7 +104,7 @@ class Search:
 
     def forecasts(self) -> list[Forecast]:
         """Predict all configurations from the texts and costs so far, the fastest first."""
-        texts = [text for text in self._texts if len(text.token_ids) >= LEAST]
+        texts = [text for text in self._texts if len(text.token_ids) >= self._least(text)]
         model, done = self._pair.model_drafter, {each.candidate for each in self._forecasts}
         chains = WITH_MODEL if model is not None and not model.branches else ()
         for candidate in candidates(self._options) if texts and self.costs else ():
@@ -113,11 +113,15 @@ class Search:
             if candidate not in done and not late and not branching:
                 self._say(f"predicting {candidate.label}")
                 self._forecasts.append(self._forecast(candidate, texts))
-        raced = [
+        found = [
             replace(each, raced=tuple(self._raced.get(each.candidate, ())))
             for each in self._forecasts
         ]
-        return scaled(raced)
+        return sorted(found, key=lambda each: each.gain().ratio, reverse=True)
+
+    def _least(self, text: Text) -> int:
+        """Return how many tokens of a text say something: two if it has come to its end."""
+        return 2 if ended(text, self._pair.target) else LEAST
 
     def _forecast(self, candidate: Candidate, texts: Sequence[Text]) -> Forecast:
         """Predict what a configuration and plain decoding take for texts."""
@@ -128,7 +132,7 @@ class Search:
             own.sort(key=lambda text: self._workload.prompts.index(text.prompt))
             if own:
                 replay = self._replay(candidate, own)
-                stretches += map(partial(_stretch, temperature), *replay.run(batch))
+                stretches += [_stretch(temperature, *each) for each in replay.run(batch)]
                 model_s += replay.model_s
                 tokens, rounds = tokens + replay.metrics.emitted, rounds + replay.metrics.rounds
         return Forecast(candidate, tuple(stretches), model_s, tokens / (rounds * batch))
@@ -214,13 +218,12 @@ class Search:
                 break
             self._say(f"decoding plainly, {len(self._texts)} of {len(jobs)} texts{self._kept()}")
             prompts, temps = zip(*group, strict=True)
-            for found in written(
-                decoder, prompts, list(map(self._options.sampling, temps)), children
-            ):
+            params = list(map(self._options.sampling, temps))
+            for turn, found in enumerate(written(decoder, prompts, params, children), 1):
                 self._say()
-                if len(found[0].token_ids) == 1:
+                if turn == 1:
                     self._texts += found
-                elif self._gone() > WRITING and len(found[0].token_ids) >= 2 * LEAST:
+                elif self._gone() > WRITING and turn >= 2 * LEAST:
                     break
             temperature = self._options.temp[(place + 1) % len(self._options.temp)]
             if (temperature, False) in self._timings:
@@ -247,8 +250,6 @@ class Search:
     def _race(self, finalists: Sequence[Candidate]) -> None:
         """Race the best beside plain decoding, at all temperatures in turn."""
         batch, temps = self._options.batch, self._options.temp
-        known = {text.prompt.name for text in self._texts}
-        prompts = tuple(each for each in self._workload.prompts if each.name in known)
         for place, temperature in enumerate(temps):
             if self._gone() >= 1:
                 return
@@ -256,7 +257,7 @@ class Search:
             labels = " and ".join(each.label for each in finalists)
             self._say(f"racing {labels} beside plain decoding, temperature {temperature:g}")
             trial = Trial(
-                workload=replace(self._workload, prompts=prompts),
+                workload=replace(self._workload, prompts=self._known(temperature)),
                 sampling=self._options.sampling(temperature),
                 batch=batch,
                 repeats=REPEATS,
@@ -269,6 +270,20 @@ class Search:
             finally:
                 self._keep(trial, race.measurements())
 
+    def _known(self, temperature: float) -> tuple[Prompt, ...]:
+        """Return the prompts that texts were written for, to be gone on with as far as these."""
+        known = {text.prompt.name for text in self._texts}
+        ends = {
+            text.prompt.name: len(text.token_ids)
+            for text in self._texts
+            if text.temperature == temperature and ended(text, self._pair.target)
+        }
+        return tuple(
+            replace(each, max_tokens=ends.get(each.name))
+            for each in self._workload.prompts
+            if each.name in known
+        )
+
     def _until(self, share: float, _lanes: Sequence[Lane]) -> None:
         self._say()
         if self._gone() > share:
@@ -278,11 +293,15 @@ class Search:
         """Keep what a race measured, as far as it came."""
         self.measurements += found
         for own in found[1:]:
-            pairs = zip(
-                trial.stretches * trial.repeats, found[0].seconds, own.seconds, strict=False
+            rows = zip(
+                trial.stretches * trial.repeats,
+                own.tokens,
+                found[0].seconds,
+                own.seconds,
+                strict=False,
             )
             self._raced.setdefault(own.candidate, []).extend(
-                _stretch(trial.sampling.temperature, *each) for each in pairs
+                _stretch(trial.sampling.temperature, *each) for each in rows
             )
 
 
@@ -291,12 +310,14 @@ class _TimeIsUp(Exception):
 
 
 def _stretch(
-    temperature: float, prompts: Sequence[Prompt], plain: float, drafting: float
+    temperature: float, prompts: Sequence[Prompt], tokens: int, plain: float, drafting: float
 ) -> Stretch:
-    """Name a batch of prompts, with the seconds for it."""
+    """Name a batch of prompts, with the tokens emitted and the seconds for it."""
     kinds = {prompt.kind for prompt in prompts}
     kind = kinds.pop() if len(kinds) == 1 else "mixed text"
-    return Stretch(temperature, " + ".join(each.name for each in prompts), kind, plain, drafting)
+    return Stretch(
+        temperature, " + ".join(each.name for each in prompts), kind, tokens, plain, drafting
+    )
 
 
 def _groups(items: Sequence[Item], size: int) -> list[Sequence[Item]]:

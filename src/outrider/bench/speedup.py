@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, inf, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -23,6 +22,11 @@ class Speedup:
     ratio: float
     low: float | None = None
     high: float | None = None
+
+    @property
+    def outcome(self) -> int:
+        """1 if its whole interval is above 1, -1 if it is below, else 0."""
+        return ((self.low or 0.0) > 1) - ((self.high or inf) < 1)
 
 
 def speedup(
@@ -41,13 +45,10 @@ def speedup(
     plain, other = sums.sum(1)
     if count < 2:
         return Speedup(float(plain / other))
-    return jackknifed(float(plain / other), (plain - sums[0]) / (other - sums[1]))
-
-
-def jackknifed(ratio: float, without: Sequence[float] | NDArray[np.float64]) -> Speedup:
-    """Return a ratio with its 95% interval, from those without each of n >= 2 items in turn."""
-    error = sqrt((len(without) - 1) * np.log(without).var())
-    margin = exp(min(t_quantile(len(without) - 1) * error, 700.0))
+    without = (plain - sums[0]) / (other - sums[1])
+    error = sqrt((count - 1) * np.log(without).var())
+    margin = exp(min(t_quantile(count - 1) * error, 700.0))
+    ratio = float(plain / other)
     return Speedup(ratio, ratio / margin, ratio * margin)
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .records import Measurement, Results
+from .speedup import Speedup
 
 HEADINGS = ("candidate", "tokens/s", "speedup", "95% interval", "length", "rate", "same")
 
@@ -47,12 +48,12 @@ def figures(results: Results, bars: int = 0) -> Table:
     """
     shown = table(HEADINGS[0], right=HEADINGS[1:])
     shown.add_column()
-    scale = bars / max(each.speedup or 1.0 for each in results.measurements)
+    scale = bars / max(_ratio(each) for each in results.measurements)
     for trial, members in results.trials.items():
         shown.add_row(Text(trial, style="bold"))
         for found in members:
             first, *others = cells(found)
-            bar = "█" * round((found.speedup or 0.0) * scale)
+            bar = "█" * round(_ratio(found) * scale)
             shown.add_row(f"  {first}", *others, bar, style=_STYLES[found.outcome])
         shown.add_row()
     return shown
@@ -90,11 +91,12 @@ def cells(found: Measurement) -> list[str]:
     metrics = found.metrics
     length, rate = metrics and metrics.acceptance_length, metrics and metrics.acceptance_rate
     idle = "no draft" if metrics is not None and not found.candidate.plain else ""
-    interval = "" if found.low is None else f"{found.low:.2f}–{found.high:.2f}"
+    gain = found.speedup
+    interval = f"{gain.low:.2f}–{gain.high:.2f}" if gain and gain.low is not None else ""
     return [
         found.candidate.label,
         f"{found.tokens_per_s:.1f}",
-        "–" if found.speedup is None else f"{found.speedup:.2f}x",
+        f"{gain.ratio:.2f}x" if gain else "–",
         interval if len(interval) < 15 else "too few",
         idle if length is None else f"{length:.2f}",
         "" if rate is None else f"{rate:.0%}",
@@ -108,18 +110,24 @@ def verdicts(results: Results) -> Iterator[str]:
         drafting = [each for each in members if each.speedup and not each.candidate.plain]
         own = [each for each in drafting if each.candidate.system == "outrider"]
         if own:
-            best = max(own, key=lambda each: (each.outcome, each.speedup))
+            best = max(own, key=lambda each: (each.outcome, _ratio(each)))
             said = _compared(best, members[0])
-            ahead = max(members, key=lambda each: each.speedup or 0.0)
+            ahead = max(members, key=_ratio)
             if ahead.candidate.system != "outrider":
-                said += f"; {ahead.candidate.label}, at {ahead.speedup:.2f}x, is ahead of that"
+                said += f"; {ahead.candidate.label}, at {_ratio(ahead):.2f}x, is ahead of that"
             yield f"{trial}: {said}"
+
+
+def _ratio(found: Measurement) -> float:
+    """Return a speed over plain decoding's, 0 where it is not known."""
+    return found.speedup.ratio if found.speedup else 0.0
 
 
 def _compared(found: Measurement, plain: Measurement) -> str:
     """Say how fast a candidate is beside plain decoding, and if that is open, why."""
-    low, high = found.low, found.high
-    said = f"{found.candidate.label} is {found.speedup:.2f}x as fast as plain decoding"
+    label, gain = found.candidate.label, found.speedup or Speedup(1.0)
+    low, high = gain.low, gain.high
+    said = f"{label} is {gain.ratio:.2f}x as fast as plain decoding"
     if low is None or high is None:
         one = "prompt" if plain.batch == 1 else "batch of prompts"
         return f"one {one} has no interval: on it {said}"
@@ -127,9 +135,7 @@ def _compared(found: Measurement, plain: Measurement) -> str:
         return f"{said} (95% interval {low:.2f} to {high:.2f})"
     if high < 1:
         return f"turn it off: plain decoding is faster (at best {said})"
-    said = (
-        f"{found.candidate.label} is between {low:.2f}x and {high:.2f}x as fast as plain decoding"
-    )
+    said = f"{label} is between {low:.2f}x and {high:.2f}x as fast as plain decoding"
     if high <= NEAR * low:
         return f"no clear difference: {said}"
     rates = np.divide(plain.tokens, plain.seconds)

@@ -80,6 +80,8 @@ def written(
 ) -> Iterator[list[Text]]:
     """Write texts together, a token of each a turn, with the draft model looking on.
 
+    They end as the target ends them; see `ended`.
+
     Args:
         decoder: a target, and a drafter with a model or none; it decodes nothing itself.
         prompts: to go on from.
@@ -97,7 +99,13 @@ def written(
     found = [Text(prompt, asked.temperature) for prompt, asked in pairs]
     try:
         for turn in range(max(asked.max_tokens for asked in params)):
-            live = [row for row, asked in enumerate(params) if turn < asked.max_tokens]
+            live = [
+                row
+                for row, asked in enumerate(params)
+                if turn < asked.max_tokens and not ended(found[row], decoder.target)
+            ]
+            if not live:
+                return
             batch = decoder.pack(states[row] for row in live)
             start = perf_counter()
             drafted, confidence = _drafted(decoder, batch, 0)
@@ -123,6 +131,11 @@ def written(
             yield found
     finally:
         decoder.release(states, discard=True)
+
+
+def ended(text: Text, target: Runtime) -> bool:
+    """Say whether a text's last token is one that ends texts."""
+    return bool(text.token_ids) and text.token_ids[-1] in target.eos_token_ids
 
 
 @torch.inference_mode()

@@ -54,15 +54,8 @@ class Trial:
 
     def params(self, prompts: Sequence[Prompt]) -> list[SamplingParams]:
         """Return the parameters of each request of a stretch."""
-        return [
-            replace(
-                self.sampling,
-                max_tokens=prompt.max_tokens or self.sampling.max_tokens,
-                ignore_eos=True,
-                prediction=prompt.prediction,
-            )
-            for prompt in prompts
-        ]
+        most = [each.max_tokens or self.sampling.max_tokens for each in prompts]
+        return [replace(self.sampling, max_tokens=each, ignore_eos=True) for each in most]
 
 
 class TrialRace:
@@ -84,8 +77,8 @@ class TrialRace:
         """Warm up, then decode all stretches; `done` is called after each."""
         # Prompts that share nothing with the timed ones.
         first = [
-            replace(prompt, token_ids=prompt.token_ids[::-1], max_tokens=WARM_UP)
-            for prompt in self.trial.stretches[0]
+            replace(each, token_ids=each.token_ids[::-1], max_tokens=WARM_UP)
+            for each in self.trial.stretches[0]
         ]
         self._race(first)
         for runner in self._runners:
@@ -132,7 +125,6 @@ class TrialRace:
             temperature=trial.sampling.temperature,
             batch=trial.batch,
             seconds=tuple(run.seconds for run in runs),
-            prompt_s=tuple(run.prompt_s for run in runs),
             tokens=tuple(run.tokens for run in runs),
             speedup=None,
             identical=identical,
@@ -143,9 +135,7 @@ class TrialRace:
         if not list(found.tokens) == [run.tokens for run in plain] == asked[: len(runs)]:
             return found
         gain = speedup([run.seconds for run in plain], found.seconds, len(trial.stretches))
-        if runner is self._runners[0]:
-            gain = Speedup(1.0)
-        return replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)
+        return replace(found, speedup=Speedup(1.0) if runner is self._runners[0] else gain)
 
     def _error(self, prompt: Prompt, found: Tokens, expected: Tokens) -> str:
         """Say where an output first differs from the greedy one; "" if rounding explains it."""
@@ -181,11 +171,11 @@ def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:
     """
     kept, skipped = [], []
     for prompt in workload.prompts:
-        length, tokens = len(prompt.token_ids), prompt.max_tokens or max_tokens
-        if room is None or length + tokens <= room:
+        length = len(prompt.token_ids)
+        if room is None or length + max_tokens <= room:
             kept.append(prompt)
         else:
-            said = f"{length} tokens and {tokens} to emit exceed the context of {room} tokens"
+            said = f"{length} tokens and {max_tokens} to emit exceed the context of {room} tokens"
             skipped.append(f"{workload.name}, {prompt.name}: {said}")
     if not kept:
         expected = "shorter prompts, or fewer tokens to emit"

@@ -92,7 +92,7 @@ class Recommendation:
     def document(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
         return asdict(self) | {
-            "format": "outrider-tune/4",
+            "format": "outrider-tune/5",
             "candidate": asdict(self.candidate),
             "verdict": list(self.verdict),
             "config": self.settings(),
@@ -118,9 +118,6 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     pair, facts, workload = prepared(options, options.batch, report)
     if workload is None:
         workload = mixed(None, pair.tokenizer, pair.target.vocab_size, options.max_prompts)
-    # No candidate looks at predictions, and all texts are of one length.
-    prompts = tuple(replace(each, prediction=None, max_tokens=None) for each in workload.prompts)
-    workload = replace(workload, prompts=prompts)
     workload = fitting(workload, options.max_tokens, pair.target.max_length)
     workload = replace(workload, prompts=in_turn(workload.prompts, options.max_prompts))
     if len(workload.prompts) < options.batch:

@@ -147,7 +147,7 @@ def demo(
     results = [
         {
             "temperature": plain.temperature,
-            "speedup": speculative.speedup,
+            "speedup": speculative.speedup and speculative.speedup.ratio,
             "prompts": len(texts),
             "identical": speculative.identical,
             "plain": plain.document(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.bench.costs import Costs
@@ -11,7 +13,6 @@ from outrider.bench.forecast import (
     basis,
     before_texts,
     chosen,
-    scaled,
     schedule,
     verdict,
 )
@@ -30,7 +31,7 @@ def forecast(
 
 def stretched(**gains: tuple[float, ...]) -> tuple[Stretch, ...]:
     return tuple(
-        Stretch(0.0, f"{kind} {place}", kind, gain, 1.0)
+        Stretch(0.0, f"{kind} {place}", kind, 9, gain, 1.0)
         for kind, some in gains.items()
         for place, gain in enumerate(some)
     )
@@ -64,43 +65,31 @@ def test_nothing_is_chosen_where_nothing_pays() -> None:
     assert chosen([]) is None
 
 
-def test_a_race_outweighs_a_prediction() -> None:
-    (raced,) = scaled([forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(0.9, 0.91))])
-    assert raced.gain().ratio < 1
-    assert raced.off is not None
-    assert raced.off.ratio == pytest.approx(1.8 / 0.905)
+def test_a_race_that_was_lost_recommends_nothing() -> None:
+    raced = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(0.9, 0.91))
+    assert raced.off == pytest.approx(1.8 / 0.905)
     assert chosen([raced]) is None
+    assert chosen([raced, SURE]) == SURE
 
 
-def test_what_was_not_raced_is_expected_to_be_off_as_what_was() -> None:
-    raced = forecast(editing=(1.8, 1.8), code=(1.8, 1.8), raced=(1.5, 1.5))
-    other = forecast(MODEL, editing=(1.6, 1.6), code=(1.6, 1.6))
-    found = scaled([raced, other])
-    assert [each.candidate for each in found] == [SUFFIX, MODEL]
-    assert found[0].gain().ratio == pytest.approx(1.5)
-    assert found[1].gain().ratio == pytest.approx(1.6 * 1.5 / 1.8)
-    assert found[1].off is None
-
-
-def test_a_race_that_cannot_tell_corrects_nothing() -> None:
-    noisy = forecast(editing=(1.1, 1.1), code=(1.1, 1.1), raced=(1.5, 0.8))
-    (found,) = scaled([noisy])
-    assert found.gain().ratio == pytest.approx(1.1)
+def test_a_race_that_cannot_tell_is_not_lost() -> None:
+    noisy = forecast(editing=(1.8, 1.8), code=(0.98, 0.7), raced=(1.5, 0.4))
+    assert not noisy.sure
+    assert chosen([noisy]) == noisy
 
 
 def test_texts_that_were_raced_more_often_do_not_count_more() -> None:
     once = stretched(editing=(3.0,), code=(1.0,))
     raced = Forecast(SUFFIX, once, raced=(*once, once[0], once[0]))
-    assert raced.off is not None
-    assert raced.off.ratio == pytest.approx(1.0)
+    assert raced.off == pytest.approx(1.0)
 
 
-def test_what_was_not_raced_scales_all_texts_by_those_that_were() -> None:
+def test_a_prediction_is_compared_with_the_race_of_the_same_texts() -> None:
     """An end after the first temperature leaves a race of half of them."""
     cold = stretched(editing=(2.0, 2.0))
-    hot = tuple(Stretch(0.8, each.name, each.kind, 0.7, 1.0) for each in cold)
-    (found,) = scaled([Forecast(SUFFIX, (*cold, *hot), raced=cold)])
-    assert found.scale == pytest.approx(1.0)
+    hot = tuple(replace(each, temperature=0.8, plain=0.7) for each in cold)
+    found = Forecast(SUFFIX, (*cold, *hot), raced=cold)
+    assert found.off == pytest.approx(1.0)
     assert found.gain().ratio == pytest.approx(1.35)
 
 

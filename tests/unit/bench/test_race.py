@@ -18,6 +18,7 @@ from outrider.bench import BenchOptions
 from outrider.bench.peers import Peer, runners
 from outrider.bench.race import OutriderRunner, Run, Runner, Turns, drafter_of, race
 from outrider.bench.records import PLAIN, Candidate, Measurement, Prompt, Workload
+from outrider.bench.speedup import Speedup
 from outrider.bench.trial import Trial, TrialRace
 from outrider.certify.toys import TEXTS, of_another_vocabulary
 from outrider.errors import InvalidConfigError
@@ -43,7 +44,7 @@ class Scripted(Runner):
             for turn in range(1, self.rounds + 1):
                 self.taken.append(self.candidate.system)
                 yield turn * self.seconds
-            return Run(self.seconds, 0.1, tuple((7,) * each.max_tokens for each in params))
+            return Run(self.seconds, tuple((7,) * each.max_tokens for each in params))
         finally:
             self.closed += 1
 
@@ -75,7 +76,7 @@ def test_ours_take_turns_by_rounds_while_a_peer_takes_a_whole_request() -> None:
     class Whole(Peer):
         def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
             turns.append("peer")
-            return Run(9.0, 0.1, ((7,) * asked.max_tokens,))
+            return Run(9.0, ((7,) * asked.max_tokens,))
 
     peer = Whole(Candidate("none", system="peer"), None, None, 0)
     runs = race([Scripted("a", turns), peer, Scripted("b", turns)], IDS[:1], [_params(4)])
@@ -101,7 +102,7 @@ def test_tokens_are_those_of_generate_and_every_round_is_timed(
         assert list(run.token_ids) == expected
         assert run.tokens == sum(each.max_tokens for each in params)
         # The clock goes on by one whenever it is asked: at the ends of each round.
-        assert run.seconds == pytest.approx(turns - run.prompt_s)
+        assert run.seconds == pytest.approx(turns - runner.records[0].target_s)
         assert runner.decoder.metrics.emitted >= run.tokens
     assert rounds[0] == 9
     assert rounds[1] < 9
@@ -173,7 +174,7 @@ class Uncertain(Peer):
     """Takes the other token of a near-tie."""
 
     def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
-        return Run(1.0, 0.1, (self.target[: asked.max_tokens],))
+        return Run(1.0, (self.target[: asked.max_tokens],))
 
 
 @pytest.mark.parametrize(("gap", "tie"), [(1e-13, True), (1e-3, False)])
@@ -204,18 +205,18 @@ def test_no_speedup_is_given_when_tokens_are_missing() -> None:
 
     trial = TrialRace(_trial(), [Scripted("plain", []), Short("short", [])])
     trial.run()
-    assert [each.speedup for each in trial.measurements()] == [1.0, None]
+    assert [each.speedup for each in trial.measurements()] == [Speedup(1.0), None]
 
 
 def test_speedups_come_from_seconds_of_the_same_stretches() -> None:
     trial = TrialRace(_trial(), [Scripted("plain", [], seconds=3.0), Scripted("fast", [])])
     trial.run()
     plain, fast = trial.measurements()
-    assert (plain.speedup, plain.low) == (pytest.approx(1.0), None)
-    assert fast.speedup == pytest.approx(3.0)
+    assert plain.speedup == Speedup(1.0)
+    assert fast.speedup is not None
+    assert fast.speedup.ratio == pytest.approx(3.0)
     assert fast.outcome == 1
     assert fast.tokens == (6, 6, 6)
-    assert fast.prompt_s == (0.1, 0.1, 0.1)
 
 
 def test_what_fails_is_named_and_the_others_are_measured() -> None:
@@ -246,7 +247,7 @@ def test_an_interrupt_leaves_the_stretches_before_it() -> None:
         assert each.metrics.emitted == 12
 
 
-def test_rows_may_ask_for_their_own_number_of_tokens() -> None:
+def test_prompts_may_have_their_own_number_of_tokens() -> None:
     prompts = (PROMPTS[0], type(PROMPTS[1])(PROMPTS[1].token_ids, "short", max_tokens=3))
     trial = Trial(workload=Workload("own", prompts), sampling=SamplingParams(max_tokens=6))
     assert [each.max_tokens for each in trial.params(prompts)] == [6, 3]
@@ -272,7 +273,7 @@ def test_transformers_races_on_the_same_weights(temperature: float) -> None:
     for each in trial.measurements():
         assert each.tokens == (6, 6, 6)
         assert each.identical == (3 if temperature == 0 else None)
-        assert all(seconds > 0 for seconds in (*each.seconds, *each.prompt_s))
+        assert all(seconds > 0 for seconds in each.seconds)
     assert given.target.hf_model.generation_config is config
 
 
@@ -374,7 +375,6 @@ def test_openvino_genai_decodes_the_target_file(
     assert why.startswith("openvino-genai draft_model: ")
     runs = race(peers, IDS[:1], [_params(5, 0.8)], seed=2)
     assert [run.token_ids for run in runs] == [((0, 1, 2, 3, 4),)] * 2
-    assert [run.prompt_s for run in runs] == [0.01, 0.01]
     plain, lookup = Pipeline.made
     assert (plain.path, "prompt_lookup" in plain.settings) == (files[0], False)
     assert lookup.settings["prompt_lookup"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from outrider import (
 from outrider.bench.costs import Costs, Timing, cycle
 from outrider.bench.records import Prompt
 from outrider.bench.replay import Replay
-from outrider.bench.texts import Text, written
+from outrider.bench.texts import Text, ended, written
 
 from ...support.bench import pair
 
@@ -70,7 +71,7 @@ def decoded(name: str, config: SpeculativeConfig) -> tuple[int, int, int]:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_rounds_are_those_of_real_decoding(name: str) -> None:
     replay = Replay(texts(), DRAFTERS[name], fixed(), COSTS)
-    replay.run()
+    list(replay.run())
     assert figures(replay.metrics) == decoded(name, fixed())
 
 
@@ -79,7 +80,7 @@ def test_greedy_rounds_are_those_of_real_decoding(name: str) -> None:
 def test_greedy_trees_are_those_of_real_decoding(name: str, shape: tuple[int, ...]) -> None:
     config = fixed(len(shape), tree_shape=shape)
     replay = Replay(texts(children=3), DRAFTERS[name], config, COSTS)
-    replay.run()
+    list(replay.run())
     assert figures(replay.metrics) == decoded(name, config)
 
 
@@ -92,27 +93,28 @@ def test_more_children_keep_no_less() -> None:
 def test_a_perfect_draft_keeps_all_and_costs_what_it_was_given() -> None:
     whole = Text(PROMPTS[0], 0.0, list(range(40, 61)), [1.0] * 21, [0.9] * 21, prefill_s=5 * S)
     replay = Replay([whole], DRAFTERS["draft_model"], fixed(4), COSTS)
-    _, plain, seconds = replay.run()
+    ((_, _, plain, seconds),) = replay.run()
     # Rounds of 5, 5, 5, 5 and 1 tokens; the first verification belongs to the target's prefill.
-    assert plain == [20 * S]
+    assert plain == 20 * S
     model = (4 * 0.8 + (5.0 - 0.2)) * S
     assert replay.model_s == pytest.approx(model)
-    assert seconds[0] == pytest.approx((3 * 4.0 + 1.0) * S + model, abs=0.05 * S)
+    assert seconds == pytest.approx((3 * 4.0 + 1.0) * S + model, abs=0.05 * S)
 
 
 def test_a_draft_that_is_never_kept_costs_its_steps() -> None:
     none = Text(PROMPTS[0], 0.0, list(range(40, 50)), [0.0] * 10, [0.1] * 10)
     replay = Replay([none], DRAFTERS["draft_model"], fixed(1), COSTS)
-    _, plain, seconds = replay.run()
-    assert plain == [9 * S]
-    assert seconds[0] == pytest.approx((0.2 + 8 * (1.5 + 0.2) + 1.0) * S, abs=0.05 * S)
+    ((_, _, plain, seconds),) = replay.run()
+    assert plain == 9 * S
+    assert seconds == pytest.approx((0.2 + 8 * (1.5 + 0.2) + 1.0) * S, abs=0.05 * S)
 
 
 def test_adaptive_depth_stays_near_plain_where_nothing_is_kept() -> None:
     tokens = [40 + each % 7 for each in range(400)]
     none = Text(PROMPTS[0], 0.0, tokens, [0.0] * 400, [0.1] * 400)
-    _, plain, seconds = Replay([none], lambda model: model, SpeculativeConfig(), COSTS).run()
-    assert seconds[0] < 1.02 * plain[0] + 8 * S
+    replay = Replay([none], lambda model: model, SpeculativeConfig(), COSTS)
+    ((_, _, plain, seconds),) = replay.run()
+    assert seconds < 1.02 * plain + 8 * S
 
 
 def test_confidence_is_handed_on() -> None:
@@ -122,8 +124,19 @@ def test_confidence_is_handed_on() -> None:
     config = SpeculativeConfig(depth="confidence", cost_ratio=0.01)
     replay = Replay([text], lambda model: model, config, COSTS)
     replay._on_round = lambda record: seen.append(record.confidence[0])
-    replay.run()
+    list(replay.run())
     assert seen[0][:4] == pytest.approx((0.95, 0.9, 0.85, 0.8), abs=0.01)
+
+
+def test_texts_end_as_the_target_ends_them() -> None:
+    whole = [text.token_ids for text in texts()]
+    stop = whole[0][5]
+    target = pair().target.fresh(2)
+    target._capabilities = replace(target.capabilities, eos_token_ids=frozenset({stop}))
+    *_, found = written(SpeculativeDecoder(target), PROMPTS, [params()] * len(PROMPTS))
+    expected = [[*ids[: ids.index(stop)], stop] if stop in ids else ids for ids in whole]
+    assert [text.token_ids for text in found] == expected
+    assert [ended(text, target) for text in found] == [stop in ids for ids in whole]
 
 
 def test_texts_of_a_batch_take_as_long_as_the_longest() -> None:
@@ -131,9 +144,10 @@ def test_texts_of_a_batch_take_as_long_as_the_longest() -> None:
         Text(prompt, 0.0, list(range(40, 40 + n)), [1.0] * n, [0.9] * n)
         for prompt, n in zip(PROMPTS, (20, 10), strict=True)
     ]
-    prompts, plain, _ = Replay(both, lambda model: model, fixed(), COSTS).run(batch=2)
-    assert prompts == [list(PROMPTS)]
-    assert plain == [19 * S]
+    replay = Replay(both, lambda model: model, fixed(), COSTS)
+    ((prompts, tokens, plain, _),) = replay.run(batch=2)
+    assert prompts == list(PROMPTS)
+    assert (tokens, plain) == (30, 19 * S)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

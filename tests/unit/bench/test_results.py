@@ -17,6 +17,7 @@ from outrider.bench import BenchOptions, Results
 from outrider.bench.environment import environment
 from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.run import run_bench
+from outrider.bench.speedup import Speedup
 from outrider.bench.tables import as_markdown, rendered, verdicts
 from outrider.errors import InvalidConfigError
 
@@ -80,7 +81,7 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
 @pytest.mark.slow
 def test_documents_have_fields_and_what_follows_from_them(results: Results) -> None:
     document = json.loads(json.dumps(results.document()))
-    assert document["format"] == "outrider-bench/3"
+    assert document["format"] == "outrider-bench/4"
     assert len(document["measurements"]) == len(results.measurements)
     for found, fields in zip(results.measurements, document["measurements"], strict=True):
         assert fields["label"] == found.candidate.label
@@ -136,8 +137,8 @@ def test_an_open_result_is_explained(plain: dict[str, Any], why: str) -> None:
 
 @pytest.mark.parametrize(("batch", "one"), [(1, "prompt"), (2, "batch of prompts")])
 def test_one_prompt_has_no_interval(batch: int, one: str) -> None:
-    given = {"low": None, "high": None, "batch": batch}
-    found = Results({}, (measured(PLAIN, 1.0, **given), measured(**given)))
+    plain = measured(PLAIN, batch=batch)
+    found = Results({}, (plain, replace(measured(batch=batch), speedup=Speedup(2.0))))
     said = next(verdicts(found)).partition(": ")[2]
     assert said.startswith(f"one {one} has no interval: on it draft_model k=3 is 2.00x as fast")
 

@@ -46,7 +46,7 @@ def options(folder: Path, **given: Any) -> TuneOptions:
 
 
 def recommendation(candidate: Candidate, gain: float = 2.0) -> Recommendation:
-    stretches = tuple(Stretch(0.0, name, "code", gain, 1.0) for name in "abc")
+    stretches = tuple(Stretch(0.0, name, "code", 9, gain, 1.0) for name in "abc")
     settings = {"settings": {"target": "a", "draft": "b", "dtype": None, "runtime": "auto"}}
     return Recommendation((Forecast(candidate, stretches),), (), (), (), (), settings)
 

@@ -15,6 +15,7 @@ import pytest
 
 from outrider.bench import BenchOptions, Candidate, Measurement, Results, TuneOptions
 from outrider.bench.forecast import Forecast, Stretch
+from outrider.bench.speedup import Speedup
 from outrider.cli import main
 from outrider.cli.signals import Terminated
 from tests.support.command import Capture, error_of, printed
@@ -30,15 +31,16 @@ def measurement(drafter: str, **changes: Any) -> Measurement:
         temperature=0.0,
         batch=1,
         seconds=(1.0, 2.0),
-        prompt_s=(0.1, 0.1),
         tokens=(40, 40),
-        speedup=1.0,
+        speedup=Speedup(1.0),
         identical=2,
     )
     return replace(found, **changes)
 
 
-RESULTS = Results({"outrider": "0"}, (measurement("none"), measurement("ngram", speedup=1.5)))
+RESULTS = Results(
+    {"outrider": "0"}, (measurement("none"), measurement("ngram", speedup=Speedup(1.5)))
+)
 
 
 @pytest.fixture
@@ -209,7 +211,9 @@ class Found:
     """A recommendation, as far as the command reads it."""
 
     verdict = ("use n-gram look-ups with 4 tokens a round", "predicted from 8 texts")
-    forecasts = (Forecast(Candidate("ngram", "block", 4), (Stretch(0.0, "a", "code", 1.5, 1.0),)),)
+    forecasts = (
+        Forecast(Candidate("ngram", "block", 4), (Stretch(0.0, "a", "code", 9, 1.5, 1.0),)),
+    )
     measurements = RESULTS.measurements
     environment: Mapping[str, str] = MappingProxyType({"target": "demo"})
     skipped = exports = schedule = ()

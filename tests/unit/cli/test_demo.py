@@ -92,5 +92,5 @@ LOSSY = Candidate("ngram", "typical")
 )
 def test_it_is_said_whether_texts_are_equal(changes: dict[str, Any], said: str) -> None:
     seconds = (1.0, 1.0)
-    found = Measurement(Candidate("ngram"), "demo", 0.0, 1, seconds, seconds, (4, 4), 2)
+    found = Measurement(Candidate("ngram"), "demo", 0.0, 1, seconds, (4, 4), None)
     assert said in sameness(replace(found, **changes))
