@@ -24,7 +24,7 @@ from outrider.drafters.heads.checkpoint import read_config
 from outrider.drafters.heads.eagle import EagleNet
 from training.checkpoint import load_checkpoint
 from training.files import claim_directory, replacing
-from training.lessons import unseen_tokens, write_on
+from training.lessons import load_lessons, unseen_tokens
 from training.muon import Muon
 from training.objective import EVALUATION_SEED, imitation
 from training.schedule import learning_rate_factor
@@ -44,10 +44,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="directory for the head; must be new or empty")
     add("--seconds", type=float, default=7000, help="time to train")
     add("--lr", type=float, default=0.004, help="peak learning rate")
-    add("--inter", type=int, default=1024, help="width of the feed-forward network")
+    add("--inter", type=int, default=768, help="width of the feed-forward network")
     add("--window", type=int, default=256, help="tokens of a window")
     add("--batch", type=int, default=16, help="windows of a step")
-    add("--written", type=int, default=1024, help="windows that the target writes before")
+    add("--lessons", type=Path, required=True, help="what training.lessons wrote, of the target")
     return parser
 
 
@@ -70,6 +70,8 @@ def configured(target: LlamaForCausalLM, inter: int) -> dict[str, Any]:
         "architectures": ["Eagle3DraftModel"],
         "draft_vocab_size": own.vocab_size,
         "eagle_aux_hidden_state_layer_ids": [2, count // 2, count - 3],
+        "fc_norm": True,
+        "norm_before_residual": True,
         "norm_output": True,
         "transformer_layer_config": decoder.to_dict(),
     }
@@ -219,6 +221,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for tokens in (corpus.train, corpus.held):
             require_length(tokens, args.window)
         target = load_checkpoint(args.target, corpus).eval()
+        words = load_lessons([args.lessons], args.window).windows.long()
         claim_directory(args.out)
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -226,12 +229,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args.out / "config.json").write_text(json.dumps(config))
     net = new_head(target, args.out)
     unseen = unseen_tokens(Path(sysconfig.get_paths()["stdlib"]), corpus)
-    generator = torch.Generator().manual_seed(BATCH_SEED)
-    halves = [
-        sample_windows(each, args.window, args.written // 2, generator)
-        for each in (corpus.train, unseen)
-    ]
-    words = write_on(target, torch.cat(halves), generator)
     trained = sum(each.numel() for each in net.parameters() if each.requires_grad)
     print(f"{trained / 1e6:.2f}M parameters, {args.seconds:.0f} s to train", flush=True)
     train(net, target.bfloat16(), (words, corpus.train, unseen, corpus.held), config, args)
