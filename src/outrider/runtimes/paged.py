@@ -38,6 +38,7 @@ from .flat import (
     rows_of,
 )
 from .lengths import PREFILLED_ALONE, check_lengths
+from .memory import affordable, wanted
 from .paged_cursor import PagedCursor
 from .paths import by_paths, paths_to_nodes
 
@@ -53,18 +54,24 @@ class PagedModel(Runtime):
     _watcher: Watcher | None = None
     """Who wants these."""
 
-    def _allot(self, capabilities: Capabilities, blocks: int, chunk: int) -> None:
-        """Make a pool of so many blocks, all of them free.
+    def _allot(
+        self, capabilities: Capabilities, block_bytes: int, memory: int | None, chunk: int
+    ) -> None:
+        """Make a pool of blocks, all of them free.
 
         Args:
             capabilities: what the model can do.
-            blocks: how many blocks there are.
+            block_bytes: of one block, in all layers.
+            memory: bytes that blocks may take; None for what is needed, or half of what is free.
             chunk: the most prompt tokens computed in one forward.
         """
-        assert capabilities.max_length is not None
+        slots, longest = capabilities.max_sequences, capabilities.max_length
+        assert slots is not None
+        assert longest is not None
         self._capabilities = capabilities
-        self.longest = capabilities.max_length
-        self.pool = BlockPool(blocks)
+        self.longest = longest
+        most = wanted(slots, longest)
+        self.pool = BlockPool(affordable(block_bytes, most, memory, capabilities.device))
         self.lock = RLock()
         self._computed: dict[int, Computed] = {}
         self._chunk = chunk
@@ -106,6 +113,11 @@ class PagedModel(Runtime):
     @abstractmethod
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first tokens of blocks, one after the other."""
+
+    def reset(self) -> None:
+        """Forget all that was computed."""
+        with self.whole():
+            self._forget()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is known of the blocks contradicts itself."""
@@ -150,9 +162,7 @@ class PagedModel(Runtime):
         check_lengths(prefixes, longest.tolist(), self.longest)
         ancestors = None if mask is None else sent(torch.from_numpy(mask), self.device)
         with self.whole():
-            starts, cached, parts = self._enter(prefixes)
-            tables = self._extended(prefixes, starts, lengths)
-            batch = self.flat_batch(prefixes, starts, tables, proposal.tokens, lengths, ancestors)
+            batch, cached, parts = self._entered(prefixes, proposal.tokens, lengths, ancestors)
             logits, states = outputs = self.forward(batch)
             lengths = lengths.copy()
             # A draft of which the model makes NaN or infinite keys and values spoils the logits of
@@ -183,17 +193,21 @@ class PagedModel(Runtime):
             run: computes the forwards in place of the model: its own first layers. What they
                 compute is not relied on.
         """
+        # First layers compute no prompt: the model does, which relies on it later.
+        return self._opened(prefixes, depth, run, relied=run is None)
+
+    def _opened(
+        self, prefixes: Sequence[Prefix], depth: int, run: Any, *, relied: bool
+    ) -> PagedCursor:
+        """Open a cursor; `relied` says whether what `run` computes is relied on later."""
         check_lengths(prefixes, [0] * len(prefixes), self.longest)
-        none = np.zeros(len(prefixes), dtype=np.int64)
         with self.whole():
-            # First layers compute no prompt: the model does, which relies on it later.
-            starts, *_ = self._enter(prefixes, None if run is None else 1)
-            tables = self._extended(prefixes, starts, none + max(0, depth - 1))
             tokens = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self.device)
-            batch = self.flat_batch(prefixes, starts, tables, tokens, none)
-            logits = self.forward(batch, run).logits[:, 0]
-            drafts = DraftedTokens()
-            if run is None:
+            none, more = np.zeros(len(prefixes), dtype=np.int64), max(0, depth - 1)
+            together = None if relied else 1
+            batch, *_ = self._entered(prefixes, tokens, none, more=more, together=together)
+            logits, drafts = self.forward(batch, run).logits[:, 0], DraftedTokens()
+            if relied:
                 self._settle(prefixes, drafts)
             held = [self._computed[prefix.sequence_id] for prefix in prefixes]
         return PagedCursor(self, run, prefixes, held, drafts, logits)
@@ -269,18 +283,29 @@ class PagedModel(Runtime):
         self._computed[name] = Computed(known[:found])
         return found, found
 
-    def _enter(
-        self, prefixes: Sequence[Prefix], together: int | None = None
-    ) -> tuple[list[int], tuple[int, ...], list[list[Tensor]]]:
-        """Admit sequences, and prefill those that miss much, one by one, so that others share it.
+    def _entered(
+        self,
+        prefixes: Sequence[Prefix],
+        drafts: Tensor,
+        lengths: Integers,
+        ancestors: Tensor | None = None,
+        *,
+        more: int = 0,
+        together: int | None = None,
+    ) -> tuple[FlatBatch, tuple[int, ...], list[list[Tensor]]]:
+        """Lay out what is to be computed of sequences, which are admitted if they are new.
+
+        Those that miss much are prefilled before, one by one, so that others share it.
 
         Args:
             prefixes: of the rows.
+            drafts, lengths, ancestors: what follows them; see `flat_batch`.
+            more: for how many tokens after these there is to be room.
             together: rows that miss more tokens than this are prefilled; None for the usual.
 
         Returns:
-            The first position of each that is still to be computed, how many tokens of each new
-            one were found computed, and the hidden states of what was prefilled.
+            What is left to compute, how many tokens of each new sequence were found computed, and
+            the hidden states of what was prefilled.
         """
         if together is None:
             together = self._chunk if len(prefixes) == 1 else min(PREFILLED_ALONE, self._chunk)
@@ -299,7 +324,9 @@ class PagedModel(Runtime):
                 start = len(prefix) - 1
             starts.append(start)
             cached.append(found)
-        return starts, tuple(cached), parts
+        tables = self._extended(prefixes, starts, lengths + more)
+        batch = self.flat_batch(prefixes, starts, tables, drafts, lengths, ancestors)
+        return batch, tuple(cached), parts
 
     def _extended(
         self, prefixes: Sequence[Prefix], starts: Sequence[int], more: Integers
