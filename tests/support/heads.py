@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,36 @@ from transformers import LlamaConfig, Qwen3Config
 
 from outrider.drafters.heads.checkpoint import read_config
 from outrider.drafters.heads.nets import Block, HeadNet
+from outrider.types.records import HiddenStates, Prefix
 
 LAYERS = (1, 2, 3)
 MASK = 60
 EAGLE = ("eagle3", "peagle")
+
+
+class Seen:
+    """Keeps the hidden states that a runtime gives."""
+
+    def __init__(self) -> None:
+        self._given: list[HiddenStates] = []
+
+    def known(self, prefix: Prefix) -> int:
+        """Ask for none but those that are computed anyway."""
+        return len(prefix)
+
+    def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
+        """Receive them."""
+        self._given += hidden
+
+    def states(self, sequence_id: int, start: int) -> Tensor:
+        """Take those of a sequence, whose tokens are to begin at `start` and follow each other."""
+        own = [each for each in self._given if each.prefix.sequence_id == sequence_id]
+        self._given = [each for each in self._given if each.prefix.sequence_id != sequence_id]
+        for each in own:
+            assert each.start == start
+            start += len(each.states)
+            assert len(each.prefix) == start
+        return torch.cat([each.states for each in own])
 
 
 def head_checkpoint(

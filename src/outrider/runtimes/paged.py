@@ -23,20 +23,11 @@ from torch import Tensor
 from ..config.validation import integer
 from ..errors import InvalidConfigError, ModelError, OutriderError
 from ..types import trees
-from ..types.records import DraftProposal, Prefix, TargetScores
+from ..types.records import DraftProposal, HiddenStates, Prefix, TargetScores
 from ..types.transfer import sent
 from .base import Capabilities, Cursor, Found, PrefillProgress, Runtime, Watcher
 from .blocks import BlockCopy, BlockPool
-from .flat import (
-    Computed,
-    DraftedTokens,
-    FlatBatch,
-    Integers,
-    Outputs,
-    before,
-    joined,
-    rows_of,
-)
+from .flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, rows_of
 from .lengths import PREFILLED_ALONE, check_lengths
 from .memory import affordable, wanted
 from .paged_cursor import PagedCursor
@@ -162,7 +153,7 @@ class PagedModel(Runtime):
         check_lengths(prefixes, longest.tolist(), self.longest)
         ancestors = None if mask is None else sent(torch.from_numpy(mask), self.device)
         with self.whole():
-            batch, cached, parts = self._entered(prefixes, proposal.tokens, lengths, ancestors)
+            batch, cached = self._entered(prefixes, proposal.tokens, lengths, ancestors)
             logits, states = outputs = self.forward(batch)
             lengths = lengths.copy()
             # A draft of which the model makes NaN or infinite keys and values spoils the logits of
@@ -179,9 +170,8 @@ class PagedModel(Runtime):
             self._settle(prefixes, DraftedTokens().add(proposal.tokens[:, :chain]), lengths)
         if states is None:
             return TargetScores(logits, cached)
-        return TargetScores(
-            logits, cached, batch.nodes(states), before(prefixes, batch, states, parts)
-        )
+        self._show(prefixes, batch, states)
+        return TargetScores(logits, cached, batch.nodes(states))
 
     @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int, run: Any = None) -> Cursor:
@@ -205,7 +195,7 @@ class PagedModel(Runtime):
             tokens = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self.device)
             none, more = np.zeros(len(prefixes), dtype=np.int64), max(0, depth - 1)
             together = None if relied else 1
-            batch, *_ = self._entered(prefixes, tokens, none, more=more, together=together)
+            batch, _ = self._entered(prefixes, tokens, none, more=more, together=together)
             logits, drafts = self.forward(batch, run).logits[:, 0], DraftedTokens()
             if relied:
                 self._settle(prefixes, drafts)
@@ -219,8 +209,8 @@ class PagedModel(Runtime):
         with self.whole():
             start, cached = self._admitted(prefix)
             stop = min(len(prefix) - 1, start + most)
-            part = joined(prefix, start, self._prefill(prefix, start, stop))
-        return PrefillProgress(len(prefix) - 1 - stop, cached, hidden=part)
+            self._prefill(prefix, start, stop)
+        return PrefillProgress(len(prefix) - 1 - stop, cached)
 
     def with_hidden(self, layers: Sequence[int], watcher: Watcher | None = None) -> Self:
         """Return this model, over the same blocks, with hidden states; see `Runtime`."""
@@ -292,7 +282,7 @@ class PagedModel(Runtime):
         *,
         more: int = 0,
         together: int | None = None,
-    ) -> tuple[FlatBatch, tuple[int, ...], list[list[Tensor]]]:
+    ) -> tuple[FlatBatch, tuple[int, ...]]:
         """Lay out what is to be computed of sequences, which are admitted if they are new.
 
         Those that miss much are prefilled before, one by one, so that others share it.
@@ -304,29 +294,22 @@ class PagedModel(Runtime):
             together: rows that miss more tokens than this are prefilled; None for the usual.
 
         Returns:
-            What is left to compute, how many tokens of each new sequence were found computed, and
-            the hidden states of what was prefilled.
+            What is left to compute, and how many tokens of each new sequence were found computed.
         """
         if together is None:
             together = self._chunk if len(prefixes) == 1 else min(PREFILLED_ALONE, self._chunk)
         starts: list[int] = []
         cached: list[int] = []
-        parts: list[list[Tensor]] = []
         for prefix in prefixes:
             start, found = self._admitted(prefix)
-            parts.append([])
             if len(prefix) - start > together:
-                parts[-1] = self._prefill(prefix, start, len(prefix) - 1)
-                whole = joined(prefix, start, parts[-1])
-                if self._watcher is not None and whole is not None:
-                    self._watcher.observe_round([whole])  # the next row may share it
-                    parts[-1] = []
+                self._prefill(prefix, start, len(prefix) - 1)
                 start = len(prefix) - 1
             starts.append(start)
             cached.append(found)
         tables = self._extended(prefixes, starts, lengths + more)
         batch = self.flat_batch(prefixes, starts, tables, drafts, lengths, ancestors)
-        return batch, tuple(cached), parts
+        return batch, tuple(cached)
 
     def _extended(
         self, prefixes: Sequence[Prefix], starts: Sequence[int], more: Integers
@@ -399,24 +382,35 @@ class PagedModel(Runtime):
             layers=self._layers,
         )
 
-    def _prefill(self, prefix: Prefix, start: int, end: int) -> list[Tensor]:
-        """Compute the tokens of a prefix from `start` to `end`, a chunk at a time.
-
-        Returns:
-            The hidden states of each chunk, [n, L, D], if they are asked for.
-        """
-        parts: list[Tensor] = []
+    def _prefill(self, prefix: Prefix, start: int, end: int) -> None:
+        """Compute the tokens of a prefix from `start` to `end`, a chunk at a time."""
         none = np.zeros(1, dtype=np.int64)
         tokens = torch.empty(1, 0, dtype=torch.int64, device=self.device)
         while start < end:
             stop = min(end, start + self._chunk)
             part = Prefix(prefix.sequence_id, prefix.tokens[:stop])
             tables = self._extended([part], [start], none)
-            states = self.forward(self.flat_batch([part], [start], tables, tokens, none)).hidden
+            batch = self.flat_batch([part], [start], tables, tokens, none)
+            states = self.forward(batch).hidden
             self._settle([part], DraftedTokens())
-            parts += [] if states is None else [states]
+            self._show([part], batch, states)
             start = stop
-        return parts
+
+    def _show(self, prefixes: Sequence[Prefix], batch: FlatBatch, states: Tensor | None) -> None:
+        """Hand the hidden states of prefixes' tokens that were computed to who wants them.
+
+        Args:
+            prefixes: of the rows.
+            batch: what was computed.
+            states: of all its tokens, [T, L, D]; None where none were asked for.
+        """
+        if self._watcher is None or states is None:
+            return
+        ends = (batch.begins[:-1] + batch.missing).tolist()
+        rows = zip(prefixes, batch.past.tolist(), batch.begins.tolist(), ends, strict=False)
+        self._watcher.observe_round(
+            [HiddenStates(prefix, past, states[one:end]) for prefix, past, one, end in rows]
+        )
 
     def _settle(
         self,

@@ -6,7 +6,6 @@ after it. What a prefix has in common with an earlier text is found in the block
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -115,9 +114,10 @@ class HeadModel(PagedModel):
             self._settle(prefixes, DraftedTokens())
         return BlockCursor(self.net, block)
 
-    @abstractmethod
     def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> Block:
         """Compute a batch of what prefixes miss, and blocks of mask tokens, int64 [B, n]."""
+        logits = self.forward(batch).logits
+        return Block(logits, logits, masks.new_zeros(len(prefixes), 2))
 
     def _fused(self, batch: FlatBatch) -> tuple[Tensor, Tensor, Tensor] | None:
         """Fuse the states of a batch's tokens as far as they are known, [n, H]; None for none.
@@ -199,8 +199,7 @@ class EagleModel(HeadModel):
             # There is no state before the first token, and so no input: only it sees itself.
             mask[..., 0].masked_fill_((grid.positions > 0)[:, None], -torch.inf)
         positions = (grid.positions - 1).clamp(min=0)
-        before = self._before(batch, grid, run)
-        made = net(grid.tokens, before, positions, masks, self._cache)
+        made = net(grid.tokens, self._before(batch, grid, run), positions, masks, self._cache)
         logits, recurring = net.finished(made[:, int(batch.missing.max()) - 1 + batch.first :])
         if run is not None:
             run.append(recurring)
@@ -221,21 +220,16 @@ class EagleModel(HeadModel):
             drafts = self.net.fused(self.net.mask_hidden.view(1, -1, self.config.target_width))
         stored = self._cache.stored[-1][0].flatten(0, 2)
         if not run and (new := self._fused(batch)) is not None:
-            states, _, found = new
-            stored[found] = states
+            stored[new[2]] = new[0]
         row, _ = rows_of(batch.missing + batch.drafted)
         before = stored[self._sent(slots(batch.table, row, (batch.places - 1).clip(min=0)))]
         made = before.new_zeros(*grid.tokens.shape, before.shape[-1])
-        first = self._sent(batch.places)[:, None] == 0
-        made[grid.rows, grid.columns] = before.masked_fill(first, 0)
+        made[grid.rows, grid.columns] = before.masked_fill(
+            self._sent(batch.places)[:, None] == 0, 0
+        )
         if drafts is not None:
             made[:, int(batch.missing.max()) :] = drafts
         return made
-
-    def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> Block:
-        """Draft all tokens in one forward, each from a mask token and a learnt state."""
-        logits = self.forward(batch).logits
-        return Block(logits, logits, masks.new_zeros(len(prefixes), 2))
 
 
 class BlockModel(HeadModel):
@@ -253,7 +247,7 @@ class BlockModel(HeadModel):
         return Outputs(self.net.fc.weight.new_empty(len(batch.tables), 1, 0))
 
     def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> Block:
-        """Draft a block after each prefix, in which all tokens see each other."""
+        """Compute a batch, and blocks in which all tokens see each other; see `HeadModel`."""
         self.forward(batch)
         ends = batch.past + batch.missing - 1
         own = self.flat_batch(prefixes, ends.tolist(), batch.tables, masks, batch.drafted)
@@ -268,10 +262,9 @@ class BlockModel(HeadModel):
                 seen = seen & (grid.places >= last[..., None] - window)
             added[kind] = torch.where(seen, zero, -torch.inf)[:, None]
         positions = last + torch.arange(grid.tokens.shape[1], device=self.device)
-        made = self.net(grid.tokens, None, positions, added, self._cache)
-        logits, states = self.net.finished(made)
+        made = self.net.finished(self.net(grid.tokens, None, positions, added, self._cache))
         pairs = np.stack([prefix.tokens[[-1, -min(2, len(prefix))]] for prefix in prefixes])
-        return Block(logits, states, self._sent(pairs), self.net.tokens)
+        return Block(*made, self._sent(pairs), self.net.tokens)
 
 
 class BlockCursor(Cursor):
