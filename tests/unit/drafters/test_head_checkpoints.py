@@ -157,7 +157,8 @@ def test_a_target_without_hidden_states(tmp_path: Path) -> None:
 
 
 def test_other_models_are_no_heads(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    assert head_folder(str(tmp_path)) is None
+    for given in ({"architectures": ["BrunoForCausalLM"]}, {"conv_kernel_size": 4}):
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        assert head_folder(str(tmp_path)) is None
     assert head_folder("model.gguf") is None
     assert head_folder("demo") is None
