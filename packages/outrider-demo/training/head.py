@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.heads.checkpoint import read_config
-from outrider.drafters.heads.eagle import EagleNet
+from outrider.drafters.heads.nets import HeadNet
 from training.checkpoint import load_checkpoint
 from training.files import claim_directory, replacing
 from training.lessons import load_lessons, unseen_tokens
@@ -77,10 +77,10 @@ def configured(target: LlamaForCausalLM, inter: int) -> dict[str, Any]:
     }
 
 
-def new_head(target: LlamaForCausalLM, folder: Path) -> EagleNet:
+def new_head(target: LlamaForCausalLM, folder: Path) -> HeadNet:
     """Make a head with random layers, and the target's embedding and output layer (seed 0)."""
     torch.manual_seed(MODEL_SEED)
-    net = EagleNet(read_config(folder))
+    net = HeadNet(read_config(folder))
     with torch.no_grad():
         for parameter in net.parameters():
             if parameter.ndim > 1:
@@ -92,7 +92,7 @@ def new_head(target: LlamaForCausalLM, folder: Path) -> EagleNet:
 
 
 def drafted(
-    net: EagleNet, target: LlamaForCausalLM, windows: Tensor
+    net: HeadNet, target: LlamaForCausalLM, windows: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Draft from every place of windows.
 
@@ -108,15 +108,7 @@ def drafted(
         known = target(windows, output_hidden_states=True, use_cache=False)
     layers = [known.hidden_states[layer] for layer in net.config.target_layers]
     count = windows.shape[1] - 1
-    kept: list[tuple[Tensor, Tensor]] = []
-
-    def store(keys: Tensor, values: Tensor, _: int) -> tuple[Tensor, Tensor]:
-        kept.append((keys, values))
-        whole = zip(*kept, strict=True)
-        own, others = (torch.cat(part, 2) for part in whole)
-        return own, others
-
-    own, taught = [], []
+    own, taught, cache = [], [], DynamicCache()
     places, diagonal = torch.arange(count), torch.eye(count, dtype=torch.bool)
     with torch.autocast("cpu", torch.bfloat16):
         states = net.fused(torch.stack(layers, 2).flatten(0, 1))
@@ -127,7 +119,7 @@ def drafted(
             seen = torch.cat([places <= places[:, None], *[diagonal] * depth], 1)
             mask = torch.where(seen, 0.0, -torch.inf)[None, None]
             masks = {"full_attention": mask}
-            states = net(tokens, states, (places + depth)[None], masks, store)
+            states = net(tokens, states, (places + depth)[None], masks, cache)
             logits, states = net.finished(states)
             own.append(logits[:, : count - depth])
             taught.append(known.logits[:, 1 + depth :])
@@ -135,7 +127,7 @@ def drafted(
 
 
 @torch.no_grad()
-def shared(net: EagleNet, target: LlamaForCausalLM, tokens: Tensor, window: int) -> list[float]:
+def shared(net: HeadNet, target: LlamaForCausalLM, tokens: Tensor, window: int) -> list[float]:
     """Return the mass that both distributions share at each depth, on held-out windows."""
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     windows = sample_windows(tokens, window, 24, generator)
@@ -143,7 +135,7 @@ def shared(net: EagleNet, target: LlamaForCausalLM, tokens: Tensor, window: int)
     return [imitation(own.float(), taught.float(), 1.0).overlap for own, taught in pairs]
 
 
-def save(net: EagleNet, config: dict[str, Any], directory: Path) -> None:
+def save(net: HeadNet, config: dict[str, Any], directory: Path) -> None:
     """Write a head in bfloat16, replacing what `directory` held, whole or not at all."""
     kept = {
         name: tensor.detach().bfloat16().contiguous()
@@ -156,7 +148,7 @@ def save(net: EagleNet, config: dict[str, Any], directory: Path) -> None:
 
 
 def train(
-    net: EagleNet,
+    net: HeadNet,
     target: LlamaForCausalLM,
     corpus: tuple[Tensor, Tensor, Tensor, Tensor],
     config: dict[str, Any],

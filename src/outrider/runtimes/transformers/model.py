@@ -14,12 +14,11 @@ from transformers import PreTrainedModel
 from ...config.validation import integer
 from ...errors import InvalidConfigError
 from ..base import Capabilities, Watcher, rounding_of
-from ..blocks import SIZE, BlockCopy
+from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
 from ..lengths import checked_length
-from ..memory import affordable, wanted
 from ..paged import PagedModel
-from .block_cache import BlockCache, Grid
+from .block_cache import BlockCache, Grid, block_bytes
 from .early_exit import first_layers
 from .rollback import check_rollback
 from .support import Architecture, Run, inspect_architecture, refuse_unsupported
@@ -86,14 +85,12 @@ class TransformersModel(PagedModel):
         capabilities = Capabilities(
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
-        most = wanted(max_sequences, longest)
-        blocks = affordable(self._block_bytes(), most, self._memory, of.device)
-        self._allot(capabilities, blocks, self._prefill_chunk)
-        self._make_cache(blocks)
+        self._allot(capabilities, self._block_bytes(), self._memory, self._prefill_chunk)
+        self._make_cache(self.pool.count)
 
     def _block_bytes(self) -> int:
         """Bytes of one block in all layers."""
-        return SIZE * sum(part.nbytes for layer in self._architecture.layers for part in layer)
+        return block_bytes(self._architecture.layers)
 
     def _make_cache(self, blocks: int) -> None:
         """Make blocks of keys and values."""
