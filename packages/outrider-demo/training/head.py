@@ -70,7 +70,14 @@ def configured(target: LlamaForCausalLM, inter: int) -> dict[str, Any]:
         "architectures": ["Eagle3DraftModel"],
         "draft_vocab_size": own.vocab_size,
         "eagle_aux_hidden_state_layer_ids": [2, count // 2, count - 3],
+        "norm_before_residual": False,
         "norm_output": True,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": DEPTH}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": None, "architectures": own.architectures},
+        },
         "transformer_layer_config": decoder.to_dict(),
     }
 
