@@ -73,6 +73,12 @@ def configured(target: LlamaForCausalLM, inter: int) -> dict[str, Any]:
         "fc_norm": True,
         "norm_before_residual": True,
         "norm_output": True,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": DEPTH}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": None, "architectures": own.architectures},
+        },
         "transformer_layer_config": decoder.to_dict(),
     }
 
