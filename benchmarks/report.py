@@ -147,6 +147,14 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("before", "before_ms", ".2f"),
         Column("times as fast", "ratio", ".2f"),
     ),
+    "heads": (
+        Column("drafter", "drafter"),
+        Column("drafts", "shape"),
+        Column("temperature", "temperature", "g"),
+        Column("acceptance length", "acceptance_length", ".2f"),
+        _SPEEDUP,
+        Column("tokens/s", "tokens_per_s", ".1f"),
+    ),
     "imports": (
         Column("program", "program"),
         Column("best ms", "best_ms", ".1f"),

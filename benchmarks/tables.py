@@ -20,6 +20,7 @@ _TITLES = {
     "depth": "The adaptive depth beside fixed ones",
     "overhead": "What a round takes",
     "imports": "Import time",
+    "heads": "The demo head beside the draft model",
 }
 
 

@@ -11,10 +11,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider import (
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    TransformersModel,
+    load_head,
+)
 from training import corpus as corpus_command
 from training import distil as distil_command
 from training import evaluate as evaluate_command
 from training import export as export_command
+from training import head as head_command
 from training import lessons as lessons_command
 from training import train as train_command
 from training.checkpoint import load_checkpoint, save_checkpoint
@@ -238,6 +246,30 @@ def test_a_draft_is_distilled_from_lessons(
     )
     assert "shared mass" in capsys.readouterr().out
     assert load_checkpoint(out, load_corpus(data)).config.hidden_size == 8
+
+
+@slow
+def test_a_head_is_trained_that_drafts(
+    data: Path, lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, out = tmp_path / "target", tmp_path / "head"
+    layers = [each for each in TINY if "layers" not in each] + ["--layers=6"]
+    train_command.main([f"--data={data}", f"--out={target}", "--seconds=0.2", *layers])
+    head_command.main(
+        [
+            *(f"--data={data}", f"--lessons={lessons}", f"--target={target}", f"--out={out}"),
+            *(f"--source={lessons.parent / 'source'}", "--window=96", "--batch=4"),
+            *("--seconds=0.2", "--inter=8"),
+        ]
+    )
+    assert "held out" in capsys.readouterr().out
+    model = TransformersModel(load_checkpoint(target, load_corpus(data)).eval())
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3)
+    decoder = SpeculativeDecoder(model, load_head(out, model), config=config)
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    plain = SpeculativeDecoder(model).generate([1, 2, 3], params)
+    assert decoder.generate([1, 2, 3], params).token_ids == plain.token_ids
+    assert decoder.metrics.drafted > 0
 
 
 # What the commands refuse, before anything is written

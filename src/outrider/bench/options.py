@@ -38,7 +38,7 @@ class _Options:
     target: str = "demo"
     """The target model: `demo`, a local folder, a GGUF file or a hub id."""
     draft: str | None = None
-    """The draft model: a local folder, a GGUF file or a hub id."""
+    """The draft model: a local folder, a GGUF file or a hub id; or a draft head."""
     runtime: RuntimeName = "auto"
     """What computes both models."""
     dtype: Dtype | None = None

@@ -71,7 +71,7 @@ def load(
         draft: the draft model likewise, "demo" being that pair's; None loads none, except with
             "demo". If its tokenizer is not the target's, a `VocabularyDrafter` goes between them.
             Or a draft head, as speculators and the authors of EAGLE-3 and DFlash save them: a
-            folder, or a hub id.
+            folder, a hub id, or "demo-head" for the demo target's.
         config: a file that `outrider tune --save` wrote: its models take the place of those above,
             and the pair has its drafter and `config`. None for none.
         runtime: what computes both. "auto" chooses for each: llama.cpp for a GGUF file; on a CPU
@@ -113,7 +113,7 @@ def load(
         integer("kv_cache_memory", kv_cache_memory, 1)
     if named == ["demo"]:
         named.append("demo")
-    if set(named) == {"demo"} and number == "auto":
+    if set(named) <= {"demo", "demo-head"} and number == "auto":
         number = "float32"
     place = _device(device)
     if runtime in ("auto", "llama_cpp") and any(map(is_gguf, named)):

@@ -11,6 +11,7 @@ from typing import Any
 ROOT = Path(__file__).parent
 TARGET = ROOT / "target"
 DRAFT = ROOT / "draft"
+HEAD = ROOT / "head"
 END_OF_TEXT = "<|endoftext|>"
 
 PROMPTS = (

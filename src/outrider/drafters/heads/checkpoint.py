@@ -114,10 +114,14 @@ class HeadConfig:
 def head_folder(source: str) -> Path | None:
     """Find the folder of a draft head that a path or a hub id names; None for other models.
 
-    Heads of the hub are downloaded, if they are not there.
+    "demo-head" is that of the demo target. Heads of the hub are downloaded, if they are not there.
     """
     if is_gguf(source) or source == "demo":
         return None
+    if source == "demo-head":
+        with missing("demo"):
+            import outrider_demo as demo
+        return Path(demo.HEAD)
     folder, there = Path(source), Path(source).is_dir()
     try:
         if not there:
