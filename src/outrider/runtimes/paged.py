@@ -40,6 +40,7 @@ from .flat import (
 from .lengths import PREFILLED_ALONE, check_lengths
 from .paged_cursor import PagedCursor
 from .paths import by_paths, paths_to_nodes
+from .states import States
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class PagedModel(Runtime):
         self.pool = BlockPool(blocks)
         self.lock = RLock()
         self._computed: dict[int, Computed] = {}
+        self._states = States()
         self._chunk = chunk
 
     def fresh(self, max_sequences: int) -> Self:
@@ -121,7 +123,10 @@ class PagedModel(Runtime):
         ids = list(sequence_ids)
         with self.whole():
             for sequence_id in ids:
-                self._computed.pop(sequence_id, None)
+                computed = self._computed.pop(sequence_id, None)
+                if computed is not None and not discard:
+                    self._states.save(sequence_id, computed.tokens)
+            self._states.release(ids)
             self.pool.release(ids, discard=discard)
 
     @property
@@ -133,7 +138,7 @@ class PagedModel(Runtime):
     def lookup(self, prefix: Prefix) -> Found:
         """Say what a new sequence would find; see `Runtime.lookup`."""
         with self.whole():
-            blocks, tokens = self.pool.find(prefix.tokens[:-1])
+            blocks, tokens = self.pool.find(self._states.findable(prefix.tokens[:-1], self.pool))
             shared = self.pool.used(blocks[: tokens // self.pool.size])
             return Found(tokens, len(prefix) // self.pool.size + 1 - shared)
 
@@ -247,6 +252,7 @@ class PagedModel(Runtime):
     def _forget(self) -> None:
         self._computed.clear()
         self.pool.forget()
+        self._states.forget()
 
     def _admitted(self, prefix: Prefix) -> tuple[int, int]:
         """Find what was computed of a prefix, its last token left out.
@@ -256,7 +262,7 @@ class PagedModel(Runtime):
         """
         name, known = prefix.sequence_id, prefix.tokens[:-1]
         if name in self._computed:
-            return self._computed[name].shared(known), 0
+            return self._states.reach(name, self._computed[name].shared(known)), 0
         most = self.max_sequences
         if most is not None and len(self._computed) >= most:
             raise ModelError(
@@ -265,7 +271,8 @@ class PagedModel(Runtime):
             )
         if self._watcher is not None:
             known = known[: self._watcher.known(prefix)]
-        found = self.pool.admit(name, known)
+        found = self.pool.admit(name, self._states.findable(known, self.pool))
+        self._states.admit(name, known[:found])
         self._computed[name] = Computed(known[:found])
         return found, found
 
@@ -283,7 +290,8 @@ class PagedModel(Runtime):
             one were found computed, and the hidden states of what was prefilled.
         """
         if together is None:
-            together = self._chunk if len(prefixes) == 1 else min(PREFILLED_ALONE, self._chunk)
+            few = len(prefixes) > 1 or self._states.recurrent
+            together = min(PREFILLED_ALONE, self._chunk) if few else self._chunk
         starts: list[int] = []
         cached: list[int] = []
         parts: list[list[Tensor]] = []
@@ -306,6 +314,7 @@ class PagedModel(Runtime):
     ) -> list[list[int]]:
         """Make room for prefixes and so many tokens after each, and return their blocks."""
         tables = []
+        self._states.fold([prefix.sequence_id for prefix in prefixes], starts)
         for prefix, start, count in zip(prefixes, starts, more.tolist(), strict=True):
             name = prefix.sequence_id
             copies = self.pool.extend(name, start, len(prefix) + count)
@@ -389,6 +398,9 @@ class PagedModel(Runtime):
             self._settle([part], DraftedTokens())
             parts += [] if states is None else [states]
             start = stop
+        if end == len(prefix) - 1:
+            self._states.fold([prefix.sequence_id], [end])
+            self._states.save(prefix.sequence_id, prefix.tokens)
         return parts
 
     def _settle(

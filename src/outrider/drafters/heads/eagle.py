@@ -179,7 +179,7 @@ class EagleModel(HeadModel):
                 added: after the prefix, and after each token that was fed.
         """
         net, grid = self._net, Grid.of(batch)
-        self._cache.set_batch(grid)
+        self._cache.set_batch(grid, batch)
         flat, decoder = self._before(batch, run), net.config.decoder
         windows: Any = [
             (kind, decoder.sliding_window if "sliding" in kind else None)

@@ -21,7 +21,9 @@ from ..memory import affordable, wanted
 from ..paged import PagedModel
 from .block_cache import BlockCache, Grid
 from .early_exit import first_layers
+from .mixers import made_exact
 from .rollback import check_rollback
+from .states import HybridCache
 from .support import Architecture, Run, inspect_architecture, refuse_unsupported
 from .twin import twin
 
@@ -87,7 +89,8 @@ class TransformersModel(PagedModel):
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
         most = wanted(max_sequences, longest)
-        blocks = affordable(self._block_bytes(), most, self._memory, of.device)
+        states = 2 * max_sequences * of.state_bytes  # those of checkpoints as well
+        blocks = affordable(self._block_bytes(), most, self._memory, of.device, states)
         self._allot(capabilities, blocks, self._prefill_chunk)
         self._make_cache(blocks)
 
@@ -96,8 +99,12 @@ class TransformersModel(PagedModel):
         return SIZE * sum(part.nbytes for layer in self._architecture.layers for part in layer)
 
     def _make_cache(self, blocks: int) -> None:
-        """Make blocks of keys and values."""
-        self._cache = BlockCache(self._architecture.layers, blocks)
+        """Make blocks of keys and values, and states of recurrent layers."""
+        of = self._architecture
+        self._cache: BlockCache = BlockCache(of.layers, blocks)
+        if of.state_bytes:
+            count = self.max_sequences or 1
+            self._cache = self._states = HybridCache(of.layers, of.places, blocks, count, of.device)
 
     @property
     def name(self) -> str:
@@ -140,19 +147,18 @@ class TransformersModel(PagedModel):
     @property
     def layer_count(self) -> int:
         """How many layers there are."""
-        return len(self._architecture.layers)
+        return len(self._architecture.places)
 
     def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
         """Compute a batch as rows of equal length; see `PagedModel`."""
         grid = Grid.of(batch)
-        self._cache.set_batch(grid)
+        self._cache.set_batch(grid, batch)
         keep = grid.tokens.shape[1] - int(batch.missing.max()) + 1 - batch.first
         found = (run or self.run)(
             input_ids=grid.tokens,
-            attention_mask=grid.masks(self._architecture.windows, self._architecture.dtype),
-            position_ids=grid.positions,
             use_cache=True,
             logits_to_keep=keep,
+            **self._seen(grid),
             **({"output_hidden_states": True} if batch.layers else {}),
             **{self._architecture.cache_name: self._cache},
         )
@@ -161,6 +167,13 @@ class TransformersModel(PagedModel):
             return Outputs(logits)
         states = torch.stack([found.hidden_states[layer] for layer in batch.layers], 2)
         return Outputs(logits, states[grid.rows, grid.columns])
+
+    def _seen(self, grid: Grid) -> dict[str, Any]:
+        """Make the masks and positions of a forward, for a model that has any use of them."""
+        of = self._architecture
+        if not of.layers:
+            return {}
+        return {"attention_mask": grid.masks(of.windows, of.dtype), "position_ids": grid.positions}
 
     def uncached(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute logits [B, n, V] after each token of B texts, without a cache."""
@@ -189,7 +202,7 @@ class TransformersModel(PagedModel):
         """The model's twin, or the model as its user compiled it."""
         run: Run = self._given
         if run is self.hf_model or self._layers:
-            run = twin(self.hf_model, records=bool(self._layers))
+            run = made_exact(twin(self.hf_model, records=bool(self._layers)))
         return run
 
 
