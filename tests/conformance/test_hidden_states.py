@@ -15,6 +15,7 @@ from outrider.runtimes.tabular import mock_pair
 from outrider.types import trees
 from outrider.types.records import Prefix
 from tests.support.families import random_model
+from tests.support.heads import Seen
 
 LAYERS = (0, 2, 3)
 TEXT = [i * 7 % 61 for i in range(1, 41)]
@@ -52,22 +53,21 @@ def test_hidden_states_are_the_models_own(family: str, kind: str, folder: Path) 
         if kind == "transformers"
         else OpenVinoModel(model, prefill_chunk=16, cache_dir=folder)
     )
-    target = whole.with_hidden(LAYERS)
+    seen = Seen()
+    target = whole.with_hidden(LAYERS, seen)
     # A prompt that is prefilled in chunks, a short one, drafts in chains and trees.
     one, other = Prefix(1, TEXT), Prefix(2, [50, 51, 52])
     scores = target.verify([one, other], proposal([([9, 4], [0, 1]), ([8], [0])]))
     own = expected(model, [*TEXT, 9, 4])
-    assert scores.prefilled[0].start == 0
-    close(scores.prefilled[0].states, own[:39])
+    close(seen.states(1, 0), own[:40])
     close(scores.hidden[0], own[39:])
     short = expected(model, [50, 51, 52, 8])
-    assert (scores.prefilled[1].prefix.sequence_id, scores.prefilled[1].start) == (2, 0)
-    close(scores.prefilled[1].states, short[:2])
+    close(seen.states(2, 0), short[:3])
     close(scores.hidden[1, :2], short[2:])
     # One draft was kept, and then a tree follows: what was computed before is not computed again.
     grown = one.extended([9, 11])
     scores = target.verify([grown], proposal([TREE]))
-    assert not scores.prefilled
+    close(seen.states(1, 41), expected(model, [*TEXT, 9, 11])[41:])
     for node in range(5):
         path = [TREE[0][step - 1] for step in trees.path(list(TREE[1]), node)]
         close(scores.hidden[0, node], expected(model, [*TEXT, 9, 11, *path])[-1])
@@ -75,10 +75,9 @@ def test_hidden_states_are_the_models_own(family: str, kind: str, folder: Path) 
     third, progress = Prefix(3, [*TEXT[:20], *TEXT[:15]]), []
     while not progress or progress[-1].missing:
         progress.append(target.prefill(third, 7))
-    parts = [step.hidden for step in progress]
-    assert parts[0].start == progress[0].cached == 20
+    assert progress[0].cached == 20
     own = expected(model, third.tokens.tolist())
-    close(torch.cat([part.states for part in parts]), own[20:34])
+    close(seen.states(3, 20), own[20:34])
     # The model without hidden states goes on with the same blocks.
     assert whole.verify([third], proposal([([], [])])).hidden is None
     target.check_integrity()

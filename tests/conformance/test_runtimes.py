@@ -180,8 +180,9 @@ class NeverReleases(TransformersModel):
 
 
 class TakesAnyLength(TransformersModel):
-    def _allot(self, capabilities: Capabilities, blocks: int, chunk: int) -> None:
-        super()._allot(capabilities, 2 * blocks, chunk)
+    def _allot(self, capabilities: Capabilities, *rest: Any) -> None:
+        super()._allot(capabilities, *rest)
+        self.pool = BlockPool(2 * self.pool.count)
         self.longest *= 2
 
 

@@ -42,8 +42,8 @@ def loaded(file: Path, folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
 def drafted(head: Any, tokens: list[int], states: torch.Tensor, depth: int) -> torch.Tensor:
     """The logits of the likeliest chain, in the target's vocabulary."""
     prefix = Prefix(1, tokens)
-    head.head.receive([HiddenStates(prefix, 0, states)])
-    cursor = head.head.open([prefix], depth)
+    head.model.receive([HiddenStates(prefix, 0, states)])
+    cursor = head.model.open([prefix], depth)
     found = [head._aligned(cursor.logits)[0]]
     for _ in range(depth - 1):
         found.append(head._aligned(cursor.step(found[-1].argmax()[None]))[0])
@@ -55,7 +55,7 @@ def test_logits_are_those_of_speculators(file: Path, tmp_path: Path) -> None:
     head, text = loaded(file, tmp_path)
     tokens, states = text["tokens"][0].tolist(), text["states"]
     found = drafted(head, tokens, states, len(text["logits"]))
-    own = torch.arange(head.vocab_size) if head._tokens is None else head._tokens
+    own = torch.arange(head.vocab_size) if head.model.net.tokens is None else head.model.net.tokens
     torch.testing.assert_close(found[:, own], text["logits"], rtol=0, atol=TOLERANCE)
     others = torch.ones(head.vocab_size, dtype=torch.bool).index_fill_(0, own, False)
     assert (found[:, others] == -torch.inf).all()

@@ -20,9 +20,8 @@ from outrider import (
 )
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
-from outrider.drafters.heads.block import BlockCursor
 from outrider.drafters.heads.loading import load_head
-from outrider.drafters.heads.model import HeadModel
+from outrider.drafters.heads.model import BlockCursor, HeadModel
 from outrider.types.records import Distributions as Made
 from outrider.types.records import DraftPlan, DraftProposal
 from tests.support.families import Distributions, greedy_reference, random_model
@@ -105,7 +104,7 @@ def test_drafts_are_drawn_from_what_the_network_says(
         for row, prefix in enumerate(prefixes):
             for place in range(int(proposal.lengths[row])):
                 path = proposal.tokens[row, :place].tolist()
-                logits = drafted_logits(head.head._net, model, prefix.tokens.tolist(), path)
+                logits = drafted_logits(head.model.net, model, prefix.tokens.tolist(), path)
                 expected = head._aligned(logits).softmax(-1)
                 found = proposal.distributions.probs[row, place]
                 torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
@@ -198,7 +197,9 @@ def test_a_distribution_over_the_heads_own_tokens_is_noticed(tmp_path: Path) -> 
         if made.distributions is None or made.distributions.probs is None:
             return made
         probs = torch.zeros_like(made.distributions.probs)
-        probs[..., : len(head._tokens)] = made.distributions.probs[..., head._tokens]
+        probs[..., : len(head.model.net.tokens)] = made.distributions.probs[
+            ..., head.model.net.tokens
+        ]
         return replace(made, distributions=Made(probs=probs))
 
     head.propose = wrongly
@@ -254,7 +255,7 @@ def test_a_seed_repeats_whatever_the_caches_hold(name: str, tmp_path: Path) -> N
     again = decoder.generate(PROMPTS[0], params).token_ids
     decoder.target.reset()
     third = decoder.generate(PROMPTS[0], params).token_ids
-    head.head.reset()
+    head.model.reset()
     assert first == again == third == decoder.generate(PROMPTS[0], params).token_ids
 
 
@@ -269,7 +270,7 @@ def test_a_head_that_lost_its_states_is_given_them_again(name: str, tmp_path: Pa
         batch = decoder.pack(states)
         for place in range(8):
             if lost and place % 3 == 2:
-                head.head.reset()
+                head.model.reset()
             result = decoder.step(batch)
             batch = result.batch
         texts.append((batch.states[0].output_ids, batch.states[0].depths))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,38 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
-from outrider.drafters.heads.block import BlockNet
 from outrider.drafters.heads.checkpoint import read_config
-from outrider.drafters.heads.eagle import EagleNet
-from outrider.drafters.heads.layers import layer_kinds
-from outrider.drafters.heads.parts import Block
+from outrider.drafters.heads.nets import Block, HeadNet
+from outrider.types.records import HiddenStates, Prefix
 
 LAYERS = (1, 2, 3)
 MASK = 60
 EAGLE = ("eagle3", "peagle")
+
+
+class Seen:
+    """Keeps the hidden states that a runtime gives."""
+
+    def __init__(self) -> None:
+        self._given: list[HiddenStates] = []
+
+    def known(self, prefix: Prefix) -> int:
+        """Ask for none but those that are computed anyway."""
+        return len(prefix)
+
+    def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
+        """Receive them."""
+        self._given += hidden
+
+    def states(self, sequence_id: int, start: int) -> Tensor:
+        """Take those of a sequence, whose tokens are to begin at `start` and follow each other."""
+        own = [each for each in self._given if each.prefix.sequence_id == sequence_id]
+        self._given = [each for each in self._given if each.prefix.sequence_id != sequence_id]
+        for each in own:
+            assert each.start == start
+            start += len(each.states)
+            assert len(each.prefix) == start
+        return torch.cat([each.states for each in own])
 
 
 def head_checkpoint(
@@ -77,7 +101,7 @@ def head_checkpoint(
     (folder / "config.json").write_text(json.dumps(given, default=str))
     torch.manual_seed(seed)
     config = read_config(folder)
-    net: Any = (EagleNet if kind in EAGLE else BlockNet)(config, normed=normed)
+    net: Any = HeadNet(config, normed=normed)
     net = net.double()
     with torch.no_grad():
         for parameter in net.parameters():
@@ -100,7 +124,7 @@ def drafted_logits(net: Any, model: Any, text: list[int], path: list[int]) -> Te
     with torch.inference_mode():
         found = model(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
         states = torch.stack([found[layer][0] for layer in net.config.target_layers], 1)[:-1]
-        if isinstance(net, EagleNet):
+        if net.config.eagle:
             return _of_eagle(net, net.fused(states)[None], text[1:], path)
         return _of_block(net, net.fused(states), text, path)
 
@@ -111,14 +135,12 @@ def _of_eagle(net: Any, before: Tensor, tokens: list[int], path: list[int]) -> T
         length = len(tokens)
         places = torch.arange(length)
         masks = {}
-        for kind in layer_kinds(net.config.decoder):
+        for kind in net.config.decoder.layer_types:
             seen = places <= places[:, None]
             if "sliding" in kind:
                 seen = seen & (places > places[:, None] - net.config.decoder.sliding_window)
             masks[kind] = torch.where(seen, 0.0, -torch.inf).to(before)[None, None]
-        logits, recurring = net.finished(
-            net(torch.tensor([tokens]), before, places[None], masks, lambda k, v, _: (k, v))
-        )
+        logits, recurring = net.finished(net(torch.tensor([tokens]), before, places[None], masks))
         if token is not None:
             tokens = [*tokens, MASK if masked else token]
             hidden = net.mask_hidden.view(1, len(LAYERS), -1) if masked else None
@@ -128,29 +150,36 @@ def _of_eagle(net: Any, before: Tensor, tokens: list[int], path: list[int]) -> T
     return found
 
 
+class _After:
+    """Puts keys and values after those of a context, [n, heads, D] of each layer."""
+
+    def __init__(self, context: list[tuple[Tensor, Tensor]]) -> None:
+        self._context = context
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        before, others = (part.transpose(0, 1)[None] for part in self._context[layer])
+        return torch.cat([before, keys], 2), torch.cat([others, values], 2)
+
+
 def _of_block(net: Any, states: Tensor, text: list[int], path: list[int]) -> Tensor:
-    config, length, size = net.config, len(states), net.config.block_size
+    config, length = net.config, len(states)
+    size = config.number("block_size", 0)
     context = net.context(states, torch.arange(length))
-    places, masks = torch.arange(length + size), []
-    for kind in layer_kinds(config.decoder):
+    places, masks = torch.arange(length + size), {}
+    for kind in config.decoder.layer_types:
         seen = torch.ones(size, length + size, dtype=torch.bool)
         if "sliding" in kind:
             # The last token stands at `length`.
             seen[:, :length] = places[:length] >= length - config.decoder.sliding_window
             if not config.both_ways:
                 seen[:, length:] = torch.ones(size, size).tril().bool()
-        masks.append(torch.where(seen, 0.0, -torch.inf).to(states)[None, None])
+        masks[kind] = torch.where(seen, 0.0, -torch.inf).to(states)[None, None]
     tokens = torch.tensor([[text[-1], *[MASK] * (size - 1)]])
-
-    def store(keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        return torch.cat([context[layer][0], keys], 2), torch.cat([context[layer][1], values], 2)
-
-    logits, made = net(tokens, places[None, length:], masks, store)
-    draw = net.places(Block(logits, made, torch.tensor([[text[-1], text[-2]]])))
-    first = 0 if config.sample_from_anchor else 1
-    found = logits
-    for place, before in enumerate([text[-1], *path], first):
-        found = draw(place, torch.tensor([before]))
+    logits, made = net.finished(net(tokens, None, places[None, length:], masks, _After(context)))
+    block, found = Block(logits, made, torch.tensor([[text[-1], text[-2]]]), net.tokens), logits
+    skipped = [] if config.anchored else [text[-1]]
+    for place, before in enumerate([*skipped, text[-1], *path]):
+        found = net.draws(block, place, torch.tensor([before]))
     own: Tensor = found[0]
     return own
 
@@ -167,7 +196,7 @@ def trained(folder: Path, model: Any, steps: int = 150) -> list[list[int]]:
             probs = model(input_ids=ids).logits[:, -1].softmax(-1)
             ids = torch.cat([ids, torch.multinomial(probs, 1)], 1)
         found = model(input_ids=ids, output_hidden_states=True)
-    net = EagleNet(read_config(folder)).double()
+    net = HeadNet(read_config(folder)).double()
     weights = load_file(folder / "model.safetensors")
     shared = {"embed_tokens.weight": model.get_input_embeddings().weight.detach()}
     net.load_state_dict(shared | weights)
@@ -181,7 +210,7 @@ def trained(folder: Path, model: Any, steps: int = 150) -> list[list[int]]:
         before = torch.cat([torch.zeros_like(fused[:, :1]), fused[:, :-1]], 1)
         places = torch.arange(length)[None]
         masks = {"full_attention": mask}
-        states_of = net(ids, before, places, masks, lambda keys, values, _: (keys, values))
+        states_of = net(ids, before, places, masks)
         logits, _ = net.finished(states_of)
         loss = (logits.softmax(-1) - probs)[:, 1:].abs().sum(-1).mean() / 2
         optimizer.zero_grad()

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.heads.checkpoint import read_config
-from outrider.drafters.heads.eagle import EagleNet
+from outrider.drafters.heads.nets import HeadNet
 from training.checkpoint import load_checkpoint
 from training.files import claim_directory, replacing
-from training.lessons import unseen_tokens, write_on
+from training.lessons import load_lessons, unseen_tokens
 from training.muon import Muon
 from training.objective import EVALUATION_SEED, imitation
 from training.schedule import learning_rate_factor
@@ -44,10 +44,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="directory for the head; must be new or empty")
     add("--seconds", type=float, default=7000, help="time to train")
     add("--lr", type=float, default=0.004, help="peak learning rate")
-    add("--inter", type=int, default=1024, help="width of the feed-forward network")
+    add("--inter", type=int, default=768, help="width of the feed-forward network")
     add("--window", type=int, default=256, help="tokens of a window")
     add("--batch", type=int, default=16, help="windows of a step")
-    add("--written", type=int, default=1024, help="windows that the target writes before")
+    add("--lessons", type=Path, required=True, help="what training.lessons wrote, of the target")
     return parser
 
 
@@ -70,15 +70,23 @@ def configured(target: LlamaForCausalLM, inter: int) -> dict[str, Any]:
         "architectures": ["Eagle3DraftModel"],
         "draft_vocab_size": own.vocab_size,
         "eagle_aux_hidden_state_layer_ids": [2, count // 2, count - 3],
+        "fc_norm": True,
+        "norm_before_residual": True,
         "norm_output": True,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": DEPTH}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": None, "architectures": own.architectures},
+        },
         "transformer_layer_config": decoder.to_dict(),
     }
 
 
-def new_head(target: LlamaForCausalLM, folder: Path) -> EagleNet:
+def new_head(target: LlamaForCausalLM, folder: Path) -> HeadNet:
     """Make a head with random layers, and the target's embedding and output layer (seed 0)."""
     torch.manual_seed(MODEL_SEED)
-    net = EagleNet(read_config(folder))
+    net = HeadNet(read_config(folder))
     with torch.no_grad():
         for parameter in net.parameters():
             if parameter.ndim > 1:
@@ -90,7 +98,7 @@ def new_head(target: LlamaForCausalLM, folder: Path) -> EagleNet:
 
 
 def drafted(
-    net: EagleNet, target: LlamaForCausalLM, windows: Tensor
+    net: HeadNet, target: LlamaForCausalLM, windows: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Draft from every place of windows.
 
@@ -106,15 +114,7 @@ def drafted(
         known = target(windows, output_hidden_states=True, use_cache=False)
     layers = [known.hidden_states[layer] for layer in net.config.target_layers]
     count = windows.shape[1] - 1
-    kept: list[tuple[Tensor, Tensor]] = []
-
-    def store(keys: Tensor, values: Tensor, _: int) -> tuple[Tensor, Tensor]:
-        kept.append((keys, values))
-        whole = zip(*kept, strict=True)
-        own, others = (torch.cat(part, 2) for part in whole)
-        return own, others
-
-    own, taught = [], []
+    own, taught, cache = [], [], DynamicCache()
     places, diagonal = torch.arange(count), torch.eye(count, dtype=torch.bool)
     with torch.autocast("cpu", torch.bfloat16):
         states = net.fused(torch.stack(layers, 2).flatten(0, 1))
@@ -125,7 +125,7 @@ def drafted(
             seen = torch.cat([places <= places[:, None], *[diagonal] * depth], 1)
             mask = torch.where(seen, 0.0, -torch.inf)[None, None]
             masks = {"full_attention": mask}
-            states = net(tokens, states, (places + depth)[None], masks, store)
+            states = net(tokens, states, (places + depth)[None], masks, cache)
             logits, states = net.finished(states)
             own.append(logits[:, : count - depth])
             taught.append(known.logits[:, 1 + depth :])
@@ -133,7 +133,7 @@ def drafted(
 
 
 @torch.no_grad()
-def shared(net: EagleNet, target: LlamaForCausalLM, tokens: Tensor, window: int) -> list[float]:
+def shared(net: HeadNet, target: LlamaForCausalLM, tokens: Tensor, window: int) -> list[float]:
     """Return the mass that both distributions share at each depth, on held-out windows."""
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     windows = sample_windows(tokens, window, 24, generator)
@@ -141,7 +141,7 @@ def shared(net: EagleNet, target: LlamaForCausalLM, tokens: Tensor, window: int)
     return [imitation(own.float(), taught.float(), 1.0).overlap for own, taught in pairs]
 
 
-def save(net: EagleNet, config: dict[str, Any], directory: Path) -> None:
+def save(net: HeadNet, config: dict[str, Any], directory: Path) -> None:
     """Write a head in bfloat16, replacing what `directory` held, whole or not at all."""
     kept = {
         name: tensor.detach().bfloat16().contiguous()
@@ -154,7 +154,7 @@ def save(net: EagleNet, config: dict[str, Any], directory: Path) -> None:
 
 
 def train(
-    net: EagleNet,
+    net: HeadNet,
     target: LlamaForCausalLM,
     corpus: tuple[Tensor, Tensor, Tensor, Tensor],
     config: dict[str, Any],
@@ -219,6 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for tokens in (corpus.train, corpus.held):
             require_length(tokens, args.window)
         target = load_checkpoint(args.target, corpus).eval()
+        words = load_lessons([args.lessons], args.window).windows.long()
         claim_directory(args.out)
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -226,12 +227,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args.out / "config.json").write_text(json.dumps(config))
     net = new_head(target, args.out)
     unseen = unseen_tokens(Path(sysconfig.get_paths()["stdlib"]), corpus)
-    generator = torch.Generator().manual_seed(BATCH_SEED)
-    halves = [
-        sample_windows(each, args.window, args.written // 2, generator)
-        for each in (corpus.train, unseen)
-    ]
-    words = write_on(target, torch.cat(halves), generator)
     trained = sum(each.numel() for each in net.parameters() if each.requires_grad)
     print(f"{trained / 1e6:.2f}M parameters, {args.seconds:.0f} s to train", flush=True)
     train(net, target.bfloat16(), (words, corpus.train, unseen, corpus.held), config, args)

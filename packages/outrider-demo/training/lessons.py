@@ -103,7 +103,7 @@ def write_on(teacher: LlamaForCausalLM, windows: Tensor, generator: torch.Genera
     count, length = windows.shape
     starts = torch.randint(LEAST_PROMPT, length // 2, (count,), generator=generator).tolist()
     decoder = outrider.SpeculativeDecoder(
-        outrider.TransformersModel(teacher, max_sequences=WRITTEN_AT_ONCE)
+        outrider.OpenVinoModel(teacher, max_sequences=WRITTEN_AT_ONCE)
     )
     written = []
     for first in with_progress(range(0, count, WRITTEN_AT_ONCE), "writing"):
@@ -141,7 +141,7 @@ def with_progress(items: range, doing: str) -> Iterator[int]:
     """Yield the items, writing the time left to standard error now and then."""
     start = time.monotonic()
     for done, item in enumerate(items):
-        if done and done % 10 == 0:
+        if done and done % 2 == 0:
             left = (time.monotonic() - start) / done * (len(items) - done)
             print(f"{doing}: {done} of {len(items)}, {left:.0f} s left", file=sys.stderr)
         yield item

@@ -160,7 +160,6 @@ def _drawn(decoder: SpeculativeDecoder, batch: Batch) -> tuple[Distributions, Te
     """Draw each row's next token from the target: its distributions, for [B, 1], and int64 [B]."""
     nothing = nothing_drafted(len(batch.states), decoder.target.device)
     scores = decoder.target.verify([state.prefix for state in batch.states], nothing)
-    decoder.watch(batch, scores)
     made, _ = distributions(scores.logits, batch.params)
     if made.probs is None:
         assert made.point_masses is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -75,10 +75,10 @@ def head_of(target: TransformersModel, *, block: bool) -> HeadDrafter:
     """
     from transformers import LlamaConfig
 
-    from ..drafters.heads.block import BlockModel, BlockNet
     from ..drafters.heads.checkpoint import HeadConfig
     from ..drafters.heads.drafter import BlockDrafter, EagleDrafter
-    from ..drafters.heads.eagle import EagleModel, EagleNet
+    from ..drafters.heads.model import BlockModel, EagleModel
+    from ..drafters.heads.nets import HeadNet
 
     vocab_size, width = target.vocab_size, target.hf_model.config.n_embd
     decoder = LlamaConfig(
@@ -89,20 +89,23 @@ def head_of(target: TransformersModel, *, block: bool) -> HeadDrafter:
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=target.longest,
+        layer_types=["full_attention"],
     )
-    common: dict[str, Any] = {"target_layers": (0, 1, 2), "target_width": width}
-    config = HeadConfig("eagle3", decoder, vocab_size=vocab_size, **common)
-    if block:
-        given = {"markov_rank": 2, "enable_confidence_head": False}
-        common |= {"block_size": 4, "sample_from_anchor": True, "given": given}
-        config = HeadConfig("dspark", decoder, vocab_size=vocab_size - 1, **common)
+    given = {
+        "draft_vocab_size": vocab_size - block,
+        "target_hidden_size": width,
+        "block_size": 4,
+        "markov_rank": 2,
+        "enable_confidence_head": False,
+    }
+    config = HeadConfig("dspark" if block else "eagle3", decoder, (0, 1, 2), given)
     with torch.random.fork_rng(devices=[]):
-        net = (BlockNet if block else EagleNet)(config, normed=False).double().eval()
+        net = HeadNet(config).double().eval()
     chance = torch.Generator().manual_seed(vocab_size)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.normal_(0, 0.6, generator=chance)
     if block:
-        model = BlockModel(net, _SEQUENCES, target.longest)
-        return BlockDrafter(model, torch.arange(1, vocab_size), vocab_size, 0.3)
-    return EagleDrafter(EagleModel(net, _SEQUENCES, target.longest), None, vocab_size, 0.3)
+        net.tokens = torch.arange(1, vocab_size)
+        return BlockDrafter(BlockModel(net, _SEQUENCES, target.longest), vocab_size, 0.3)
+    return EagleDrafter(EagleModel(net, _SEQUENCES, target.longest), vocab_size, 0.3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -64,7 +63,7 @@ def inspect(
         "hidden size": config.decoder.hidden_size,
         "drafts": f"{config.vocab_size} of {config.decoder.vocab_size} tokens",
         "states of layers": ", ".join(map(str, config.target_layers)) or "the usual ones",
-        "tokens a forward": config.most if config.blocks else 1,
+        "tokens a forward": config.most,
         "made for": _made_for(config.given),
     }
     loaded = None
@@ -88,7 +87,7 @@ def inspect(
         wrong += ["not measured: " + ("mend this first" if loaded else "give --target")]
     wrong += _better(readings)
     if output.as_json:
-        kept = [asdict(each) for each in readings]
+        kept = [each._asdict() for each in readings]
         print(json.dumps({"head": str(folder), "facts": facts, "problems": wrong, "kept": kept}))
     else:
         _show(facts, wrong, readings, output.color)

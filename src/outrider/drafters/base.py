@@ -60,10 +60,10 @@ class Drafter(ABC):
         """Receive the hidden states of what the target computed, if `hidden_layers` names some.
 
         Args:
-            hidden: of each sequence, of tokens that follow one another: those that were prefilled,
-                and those that the round kept. There are none of the token that it emitted last, nor
-                of a new sequence's first ones that are `known`. The layers are `hidden_layers`, in
-                that order.
+            hidden: of each sequence, of tokens that follow one another: those of its text, as they
+                are computed, and those that a round kept. There are none of the token that it
+                emitted last, nor of a new sequence's first ones that are `known`. The layers are
+                `hidden_layers`, in that order.
         """
         del hidden
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from ..drafters.context import DraftContext
 from ..errors import InvalidConfigError, about
 from ..policies.base import Policy
@@ -98,30 +96,26 @@ def advance(
 
 
 def kept_states(
-    batch: Batch,
-    paths: Sequence[Sequence[int]],
-    nodes: Sequence[Sequence[int]],
-    scores: TargetScores,
+    batch: Batch, rows: Sequence[RowVerdict], scores: TargetScores
 ) -> list[HiddenStates]:
-    """Return the hidden states of what a round prefilled and kept; none if there are none.
+    """Return the hidden states of the drafted tokens that a round kept.
 
     Args:
         batch: the sequences before it.
-        paths: the drafted tokens that each keeps.
-        nodes: those of the prefix and of these tokens.
+        rows: the verdicts.
         scores: what the target computed.
     """
     if scores.hidden is None:
         return []
-    before = {each.prefix.sequence_id: each for each in scores.prefilled}
-    found = []
-    for index, (state, path) in enumerate(zip(batch.states, paths, strict=True)):
-        name, own = state.prefix.sequence_id, scores.hidden[index, nodes[index]]
-        start = len(state.prefix) - 1
-        if name in before:
-            start, own = before[name].start, torch.cat([before[name].states, own])
-        found.append(HiddenStates(state.prefix.extended(path), start, own))
-    return found
+    return [
+        HiddenStates(
+            state.prefix.extended(row.path),
+            len(state.prefix),
+            scores.hidden[index, row.nodes[1:]],
+        )
+        for index, (state, row) in enumerate(zip(batch.states, rows, strict=True))
+        if row.path
+    ]
 
 
 def check_steppable(batch: Batch) -> None:

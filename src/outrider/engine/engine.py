@@ -179,17 +179,11 @@ class Engine:
         """
         with computing(self.target):
             found = self.target.prefill(state.prefix, most)
-        self._drafting.observe_round([] if found.hidden is None else [found.hidden])
         if found.missing or not self._plan([state]).model_depth.any():
             return found
         start = perf_counter()
         missing = self._drafting.prefill(state.prefix, most)
         return replace(found, missing=missing, draft_s=perf_counter() - start)
-
-    def watch(self, batch: Batch, scores: TargetScores) -> None:
-        """Show drafters the hidden states of prefixes that were scored, if they want any."""
-        rows = len(batch.states)
-        self._drafting.observe_round(kept_states(batch, [()] * rows, [[0]] * rows, scores))
 
     def observe(self, result: StepResult) -> None:
         """Learn from a round, count it, and report it to `on_round`."""
@@ -223,8 +217,7 @@ class Engine:
             batch, proposal, confidence, rows, pipeline, self.policy, self.tokenizer
         )
         nodes = [row.nodes for row in rows]
-        kept = kept_states(batch, [row.path for row in rows], nodes, scores)
-        self._drafting.observe_round(kept)
+        self._drafting.observe_round(kept_states(batch, rows, scores))
         tops = [state.params.logprobs for state in states]
         logprobs = report(scores.logits, nodes, emitted, tops)
         record = record_of(
@@ -260,8 +253,7 @@ class Engine:
                 with computing(self.target):
                     if held:  # without states: of what is new again, they are computed
                         self.target.release([state.prefix.sequence_id])
-                    found = self.target.prefill(state.prefix, last)
-                self._drafting.observe_round([] if found.hidden is None else [found.hidden])
+                    self.target.prefill(state.prefix, last)
 
     def _score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:
         with computing(self.target):

@@ -24,7 +24,7 @@ class Watcher(Protocol):
         ...
 
     def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
-        """Receive those of a prompt that was prefilled before others of its batch."""
+        """Receive those of sequences' tokens, their last ones included, once they are computed."""
         ...
 
 
@@ -59,13 +59,11 @@ class PrefillProgress:
         missing: tokens that are still to be computed, its last one left out.
         cached: tokens that were found computed, if the sequence is new.
         draft_s: seconds that drafters took for their part of it.
-        hidden: hidden states of the tokens that were computed, if they were asked for.
     """
 
     missing: int = 0
     cached: int = 0
     draft_s: float = 0.0
-    hidden: HiddenStates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +231,8 @@ class Runtime(ABC):
 
         Args:
             layers: after which of them; 0 is the embedding.
-            watcher: who wants them: tokens of a new sequence are computed, found or not, after
-                those that it knows. None takes what is found, and returns all that is computed.
+            watcher: is given those of prefixes' tokens as they are computed: of a new sequence,
+                found or not, of all after those that it knows. None takes what is found.
 
         Raises:
             InvalidConfigError: there is no such layer.

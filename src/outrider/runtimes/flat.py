@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..types.records import HiddenStates, Prefix
 from .blocks import SIZE, Tokens, common
 
 Integers = NDArray[np.int64]
@@ -89,37 +88,6 @@ class FlatBatch:
         row, within = rows_of(self.missing + self.drafted)
         places: Integers = self.past[row] + within
         return places
-
-
-def joined(prefix: Prefix, start: int, parts: Sequence[Tensor]) -> HiddenStates | None:
-    """Join hidden states [n, L, D] of a prefix's tokens from `start` on; None if there are none."""
-    count = sum(map(len, parts))
-    if not count:
-        return None
-    text = Prefix(prefix.sequence_id, prefix.tokens[: start + count])
-    return HiddenStates(text, start, torch.cat(list(parts)))
-
-
-def before(
-    prefixes: Sequence[Prefix],
-    batch: FlatBatch,
-    states: Tensor,
-    parts: Sequence[Sequence[Tensor]],
-) -> tuple[HiddenStates, ...]:
-    """Return the hidden states of all tokens that were computed before the prefixes' last ones.
-
-    Args:
-        prefixes: of the sequences.
-        batch: what a forward computed.
-        states: of all its tokens, [T, L, D].
-        parts: of each sequence, those of what was prefilled before.
-    """
-    found = []
-    for row, (begin, own) in enumerate(zip(batch.begins.tolist()[:-1], parts, strict=True)):
-        last = begin + int(batch.missing[row]) - 1
-        start = int(batch.past[row]) - sum(map(len, own))
-        found.append(joined(prefixes[row], start, [*own, states[begin:last]]))
-    return tuple(each for each in found if each is not None)
 
 
 class Outputs(NamedTuple):

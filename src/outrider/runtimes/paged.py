@@ -23,21 +23,13 @@ from torch import Tensor
 from ..config.validation import integer
 from ..errors import InvalidConfigError, ModelError, OutriderError
 from ..types import trees
-from ..types.records import DraftProposal, Prefix, TargetScores
+from ..types.records import DraftProposal, HiddenStates, Prefix, TargetScores
 from ..types.transfer import sent
 from .base import Capabilities, Cursor, Found, PrefillProgress, Runtime, Watcher
 from .blocks import BlockCopy, BlockPool
-from .flat import (
-    Computed,
-    DraftedTokens,
-    FlatBatch,
-    Integers,
-    Outputs,
-    before,
-    joined,
-    rows_of,
-)
+from .flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, rows_of
 from .lengths import PREFILLED_ALONE, check_lengths
+from .memory import affordable, wanted
 from .paged_cursor import PagedCursor
 from .paths import by_paths, paths_to_nodes
 from .states import States
@@ -54,17 +46,31 @@ class PagedModel(Runtime):
     _watcher: Watcher | None = None
     """Who wants these."""
 
-    def _allot(self, capabilities: Capabilities, blocks: int, chunk: int) -> None:
-        """Make a pool of so many blocks, all of them free.
+    def _allot(
+        self,
+        capabilities: Capabilities,
+        block_bytes: int,
+        memory: int | None,
+        chunk: int,
+        state_bytes: int = 0,
+    ) -> None:
+        """Make a pool of blocks, all of them free.
 
         Args:
             capabilities: what the model can do.
-            blocks: how many blocks there are.
+            block_bytes: of one block, in all layers.
+            memory: bytes that blocks may take; None for what is needed, or half of what is free.
             chunk: the most prompt tokens computed in one forward.
+            state_bytes: of the recurrent states of one sequence.
         """
-        assert capabilities.max_length is not None
+        slots, longest = capabilities.max_sequences, capabilities.max_length
+        assert slots is not None
+        assert longest is not None
         self._capabilities = capabilities
-        self.longest = capabilities.max_length
+        self.longest = longest
+        most = wanted(slots, longest)
+        states = 2 * slots * state_bytes  # those of checkpoints as well
+        blocks = affordable(block_bytes, most, memory, capabilities.device, states)
         self.pool = BlockPool(blocks)
         self.lock = RLock()
         self._computed: dict[int, Computed] = {}
@@ -108,6 +114,11 @@ class PagedModel(Runtime):
     @abstractmethod
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first tokens of blocks, one after the other."""
+
+    def reset(self) -> None:
+        """Forget all that was computed."""
+        with self.whole():
+            self._forget()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is known of the blocks contradicts itself."""
@@ -155,9 +166,7 @@ class PagedModel(Runtime):
         check_lengths(prefixes, longest.tolist(), self.longest)
         ancestors = None if mask is None else sent(torch.from_numpy(mask), self.device)
         with self.whole():
-            starts, cached, parts = self._enter(prefixes)
-            tables = self._extended(prefixes, starts, lengths)
-            batch = self.flat_batch(prefixes, starts, tables, proposal.tokens, lengths, ancestors)
+            batch, cached = self._entered(prefixes, proposal.tokens, lengths, ancestors)
             logits, states = outputs = self.forward(batch)
             lengths = lengths.copy()
             # A draft of which the model makes NaN or infinite keys and values spoils the logits of
@@ -174,9 +183,8 @@ class PagedModel(Runtime):
             self._settle(prefixes, DraftedTokens().add(proposal.tokens[:, :chain]), lengths)
         if states is None:
             return TargetScores(logits, cached)
-        return TargetScores(
-            logits, cached, batch.nodes(states), before(prefixes, batch, states, parts)
-        )
+        self._show(prefixes, batch, states)
+        return TargetScores(logits, cached, batch.nodes(states))
 
     @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int, run: Any = None) -> Cursor:
@@ -188,17 +196,21 @@ class PagedModel(Runtime):
             run: computes the forwards in place of the model: its own first layers. What they
                 compute is not relied on.
         """
+        # First layers compute no prompt: the model does, which relies on it later.
+        return self._opened(prefixes, depth, run, relied=run is None)
+
+    def _opened(
+        self, prefixes: Sequence[Prefix], depth: int, run: Any, *, relied: bool
+    ) -> PagedCursor:
+        """Open a cursor; `relied` says whether what `run` computes is relied on later."""
         check_lengths(prefixes, [0] * len(prefixes), self.longest)
-        none = np.zeros(len(prefixes), dtype=np.int64)
         with self.whole():
-            # First layers compute no prompt: the model does, which relies on it later.
-            starts, *_ = self._enter(prefixes, None if run is None else 1)
-            tables = self._extended(prefixes, starts, none + max(0, depth - 1))
             tokens = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self.device)
-            batch = self.flat_batch(prefixes, starts, tables, tokens, none)
-            logits = self.forward(batch, run).logits[:, 0]
-            drafts = DraftedTokens()
-            if run is None:
+            none, more = np.zeros(len(prefixes), dtype=np.int64), max(0, depth - 1)
+            together = None if relied else 1
+            batch, _ = self._entered(prefixes, tokens, none, more=more, together=together)
+            logits, drafts = self.forward(batch, run).logits[:, 0], DraftedTokens()
+            if relied:
                 self._settle(prefixes, drafts)
             held = [self._computed[prefix.sequence_id] for prefix in prefixes]
         return PagedCursor(self, run, prefixes, held, drafts, logits)
@@ -210,8 +222,8 @@ class PagedModel(Runtime):
         with self.whole():
             start, cached = self._admitted(prefix)
             stop = min(len(prefix) - 1, start + most)
-            part = joined(prefix, start, self._prefill(prefix, start, stop))
-        return PrefillProgress(len(prefix) - 1 - stop, cached, hidden=part)
+            self._prefill(prefix, start, stop)
+        return PrefillProgress(len(prefix) - 1 - stop, cached)
 
     def with_hidden(self, layers: Sequence[int], watcher: Watcher | None = None) -> Self:
         """Return this model, over the same blocks, with hidden states; see `Runtime`."""
@@ -276,38 +288,44 @@ class PagedModel(Runtime):
         self._computed[name] = Computed(known[:found])
         return found, found
 
-    def _enter(
-        self, prefixes: Sequence[Prefix], together: int | None = None
-    ) -> tuple[list[int], tuple[int, ...], list[list[Tensor]]]:
-        """Admit sequences, and prefill those that miss much, one by one, so that others share it.
+    def _entered(
+        self,
+        prefixes: Sequence[Prefix],
+        drafts: Tensor,
+        lengths: Integers,
+        ancestors: Tensor | None = None,
+        *,
+        more: int = 0,
+        together: int | None = None,
+    ) -> tuple[FlatBatch, tuple[int, ...]]:
+        """Lay out what is to be computed of sequences, which are admitted if they are new.
+
+        Those that miss much are prefilled before, one by one, so that others share it.
 
         Args:
             prefixes: of the rows.
+            drafts, lengths, ancestors: what follows them; see `flat_batch`.
+            more: for how many tokens after these there is to be room.
             together: rows that miss more tokens than this are prefilled; None for the usual.
 
         Returns:
-            The first position of each that is still to be computed, how many tokens of each new
-            one were found computed, and the hidden states of what was prefilled.
+            What is left to compute, and how many tokens of each new sequence were found computed.
         """
         if together is None:
             few = len(prefixes) > 1 or self._states.recurrent
             together = min(PREFILLED_ALONE, self._chunk) if few else self._chunk
         starts: list[int] = []
         cached: list[int] = []
-        parts: list[list[Tensor]] = []
         for prefix in prefixes:
             start, found = self._admitted(prefix)
-            parts.append([])
             if len(prefix) - start > together:
-                parts[-1] = self._prefill(prefix, start, len(prefix) - 1)
-                whole = joined(prefix, start, parts[-1])
-                if self._watcher is not None and whole is not None:
-                    self._watcher.observe_round([whole])  # the next row may share it
-                    parts[-1] = []
+                self._prefill(prefix, start, len(prefix) - 1)
                 start = len(prefix) - 1
             starts.append(start)
             cached.append(found)
-        return starts, tuple(cached), parts
+        tables = self._extended(prefixes, starts, lengths + more)
+        batch = self.flat_batch(prefixes, starts, tables, drafts, lengths, ancestors)
+        return batch, tuple(cached)
 
     def _extended(
         self, prefixes: Sequence[Prefix], starts: Sequence[int], more: Integers
@@ -381,27 +399,38 @@ class PagedModel(Runtime):
             layers=self._layers,
         )
 
-    def _prefill(self, prefix: Prefix, start: int, end: int) -> list[Tensor]:
-        """Compute the tokens of a prefix from `start` to `end`, a chunk at a time.
-
-        Returns:
-            The hidden states of each chunk, [n, L, D], if they are asked for.
-        """
-        parts: list[Tensor] = []
+    def _prefill(self, prefix: Prefix, start: int, end: int) -> None:
+        """Compute the tokens of a prefix from `start` to `end`, a chunk at a time."""
         none = np.zeros(1, dtype=np.int64)
         tokens = torch.empty(1, 0, dtype=torch.int64, device=self.device)
         while start < end:
             stop = min(end, start + self._chunk)
             part = Prefix(prefix.sequence_id, prefix.tokens[:stop])
             tables = self._extended([part], [start], none)
-            states = self.forward(self.flat_batch([part], [start], tables, tokens, none)).hidden
+            batch = self.flat_batch([part], [start], tables, tokens, none)
+            states = self.forward(batch).hidden
             self._settle([part], DraftedTokens())
-            parts += [] if states is None else [states]
+            self._show([part], batch, states)
             start = stop
         if end == len(prefix) - 1:
             self._states.fold([prefix.sequence_id], [end])
             self._states.save(prefix.sequence_id, prefix.tokens)
-        return parts
+
+    def _show(self, prefixes: Sequence[Prefix], batch: FlatBatch, states: Tensor | None) -> None:
+        """Hand the hidden states of prefixes' tokens that were computed to who wants them.
+
+        Args:
+            prefixes: of the rows.
+            batch: what was computed.
+            states: of all its tokens, [T, L, D]; None where none were asked for.
+        """
+        if self._watcher is None or states is None:
+            return
+        ends = (batch.begins[:-1] + batch.missing).tolist()
+        rows = zip(prefixes, batch.past.tolist(), batch.begins.tolist(), ends, strict=False)
+        self._watcher.observe_round(
+            [HiddenStates(prefix, past, states[one:end]) for prefix, past, one, end in rows]
+        )
 
     def _settle(
         self,

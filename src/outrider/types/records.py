@@ -196,13 +196,11 @@ class TargetScores:
         cached: the number of tokens of each prefix that is new to the target and that were found in
             its cache; 0 of a prefix that it goes on with. Empty where it is not known.
         hidden: hidden states of the nodes, [B, N + 1, L, D]; None where none were asked for.
-        prefilled: those of the tokens before the prefix's last one that were computed as well.
     """
 
     logits: Tensor
     cached: tuple[int, ...] = ()
     hidden: Tensor | None = None
-    prefilled: tuple[HiddenStates, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

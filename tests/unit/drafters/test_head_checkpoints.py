@@ -85,7 +85,7 @@ def test_weights_as_torch_saves_them(target: TransformersModel, tmp_path: Path) 
     file = folder / "model.safetensors"
     torch.save(load_file(file), folder / "pytorch_model.bin")
     file.unlink()
-    assert load_head(folder, target).head.config.kind == "eagle3"
+    assert load_head(folder, target).model.config.kind == "eagle3"
 
 
 def test_the_original_layout_of_dflash(target: TransformersModel, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_original_layout_of_dflash(target: TransformersModel, tmp_path: Path
     (folder / "config.json").write_text(json.dumps(inner | {"dflash_config": own}))
     drafter = load_head(folder, target)
     assert drafter.hidden_layers == LAYERS  # here layer 0 is not the embedding
-    assert drafter.head.config.block_size == 5
+    assert drafter.model.config.number("block_size", 0) == 5
 
 
 def test_the_original_layout_of_dflash2(target: TransformersModel, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_original_layout_of_dflash2(target: TransformersModel, tmp_path: Pat
     own |= {name: given[name] for name in names} | {"conv_kernel_size": 2}
     inner = given["transformer_layer_config"] | {"architectures": ["DFlash2DraftModel"]}
     (folder / "config.json").write_text(json.dumps(inner | {"dflash_config": own}))
-    assert load_head(folder, target).head.config.kind == "dflash2"
+    assert load_head(folder, target).model.config.kind == "dflash2"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,8 @@ def test_a_target_without_hidden_states(tmp_path: Path) -> None:
 
 
 def test_other_models_are_no_heads(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    assert head_folder(str(tmp_path)) is None
+    for given in ({"architectures": ["BrunoForCausalLM"]}, {"conv_kernel_size": 4}):
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        assert head_folder(str(tmp_path)) is None
     assert head_folder("model.gguf") is None
     assert head_folder("demo") is None

@@ -21,17 +21,25 @@ from ...errors import ModelError, missing
 KINDS = ("eagle3", "peagle", "dflash", "dspark", "dflash2", "xpress")
 """Kinds of heads that are drafted with."""
 
-REFUSED = ("medusa", "hass", "domino", "jetspec", "lilicorr", "uno", "eagle4", "mlp_speculator")
-"""Kinds that are known, and not drafted with."""
+_MARKS = {
+    "conv_kernel_size": "dflash2",  # of later heads of DFlash's authors
+    "dflash_config": "dflash",
+    "draft_vocab_size": "eagle3",
+    "eagle3": "eagle3",
+    "eagle": "eagle",
+    "medusa": "medusa",
+    "mlpspeculator": "mlp_speculator",
+}
+"""Kinds of heads whose configuration names none, by what it is called and has; the first counts."""
+
+_OTHERS = ("hass", "domino", "jetspec", "lilicorr", "uno", "eagle4")
+"""Kinds that look like these, and are not."""
 
 UNREAD = (
     *("output_multiplier", "final_logit_softcapping", "attention_value_scale", "use_swa"),
     "partial_rotary_factor",
 )
 """Fields that change what a head computes, and are not heeded here."""
-
-_ORIGINAL = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-"""Architectures of EAGLE-3 as its authors write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +51,12 @@ class HeadConfig:
         decoder: of its layers, as transformers writes it.
         target_layers: after which of the target's layers its states are taken, 0 the embedding;
             empty where the configuration leaves it open.
-        target_width: of the target's states.
-        vocab_size: how many tokens it drafts.
-        block_size: tokens of a block, the last one of the text included.
-        mask_token: stands for those that are drafted.
-        sample_from_anchor: whether a block's first place drafts as well.
-        given: the rest, as it is written: what a kind alone has.
+        given: all of it, as it is written.
     """
 
     kind: str
     decoder: Any
     target_layers: tuple[int, ...]
-    target_width: int
-    vocab_size: int
-    block_size: int = 1
-    mask_token: int = 0
-    sample_from_anchor: bool = False
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def flag(self, name: str, usual: bool = False) -> bool:
@@ -67,7 +65,33 @@ class HeadConfig:
 
     def number(self, name: str, usual: int) -> int:
         """Return a number."""
-        return int(self.given.get(name, usual))
+        value = self.given.get(name)
+        return usual if value is None else int(value)
+
+    @property
+    def eagle(self) -> bool:
+        """Whether it reads the state before each token."""
+        return self.kind in ("eagle3", "peagle")
+
+    @property
+    def blocks(self) -> bool:
+        """Whether one forward drafts several tokens."""
+        return self.kind != "eagle3"
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it drafts."""
+        return self.number("draft_vocab_size", self.decoder.vocab_size)
+
+    @property
+    def target_width(self) -> int:
+        """The width of the target's states."""
+        return self.number("target_hidden_size", self.decoder.hidden_size)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether a block's first place drafts as well."""
+        return self.flag("sample_from_anchor", self.eagle or self.kind == "dspark")
 
     @property
     def both_ways(self) -> bool:
@@ -77,17 +101,14 @@ class HeadConfig:
 
     @property
     def most(self) -> int:
-        """How many tokens a block drafts."""
-        return self.block_size - (not self.sample_from_anchor)
-
-    def layers_of(self, count: int) -> tuple[int, ...]:
-        """Return `target_layers`, or the usual ones of a target with so many layers."""
-        return self.target_layers or (2, count // 2, count - 3)
+        """How many tokens a forward drafts."""
+        return self.number("block_size", 1) - (not self.anchored)
 
     @property
-    def blocks(self) -> bool:
-        """Whether one forward drafts several tokens."""
-        return self.kind != "eagle3"
+    def windows(self) -> dict[str | None, int | None]:
+        """How many tokens each kind of layer sees; None for all."""
+        kinds = self.decoder.layer_types
+        return {each: self.decoder.sliding_window if "sliding" in each else None for each in kinds}
 
 
 def head_folder(source: str) -> Path | None:
@@ -97,29 +118,40 @@ def head_folder(source: str) -> Path | None:
     """
     if is_gguf(source) or source == "demo":
         return None
-    folder = Path(source)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        try:
-            folder = Path(snapshot_download(source, allow_patterns="config.json"))
-        except Exception:
-            # What cannot be reached is reported where models are loaded.
-            return None
-        if _is_head(folder):
-            folder = Path(snapshot_download(source))
-    return folder if _is_head(folder) else None
-
-
-def _is_head(folder: Path) -> bool:
-    """Say whether a configuration is a draft head's."""
+    folder, there = Path(source), Path(source).is_dir()
     try:
-        given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    marks = ("speculators_model_type", "dflash_config", "draft_vocab_size", "eagle_config")
-    named = " ".join(given.get("architectures") or ()).lower()
-    return any(mark in given for mark in marks) or "eagle" in named or "medusa" in named
+        if not there:
+            from huggingface_hub import snapshot_download
+
+            folder = Path(snapshot_download(source, allow_patterns="config.json"))
+        kind = _kind(_given(folder))
+    except Exception:
+        # What cannot be reached or read is reported where models are loaded.
+        return None
+    if not kind:
+        return None
+    return folder if there else Path(snapshot_download(source))
+
+
+def _given(folder: Path) -> dict[str, Any]:
+    """Read a configuration."""
+    try:
+        given: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder} has no config.json that can be read: {error}") from error
+    return given
+
+
+def _kind(given: Mapping[str, Any]) -> str:
+    """Name the kind of a head; "" for other models."""
+    if said := given.get("speculators_model_type"):
+        return str(said)
+    own = ("dflash_config", "draft_vocab_size", "eagle_config")
+    fields = [name for name in own if given.get(name) is not None]
+    names = [given.get(name) for name in ("architectures", "model_type", "dflash_config")]
+    words = f"{names} {fields}".lower().replace("-", "")
+    kind = next((kind for mark, kind in _MARKS.items() if mark in words), "")
+    return next((other for other in _OTHERS if kind and other in words), kind)
 
 
 def read_config(folder: Path) -> HeadConfig:
@@ -128,25 +160,50 @@ def read_config(folder: Path) -> HeadConfig:
     Raises:
         ModelError: it is missing, or no head that is drafted with.
     """
-    try:
-        given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} has no config.json that can be read: {error}") from error
-    kind = _kind(given, folder)
+    given = _given(folder)
+    kind = _kind(given)
+    if "quantization_config" in given:
+        raise ModelError(f"{folder} is a quantised head; take one whose weights are plain numbers")
     if kind not in KINDS:
-        kinds = ", ".join(KINDS)
-        raise ModelError(f"{folder} is a head of kind {kind!r}; drafted with are {kinds}")
-    given = {**given, **(given.get("dflash_config") or {})}
+        kind = kind or str(given.get("architectures"))
+        raise ModelError(
+            f"{folder} is a head of kind {kind!r}; drafted with are {', '.join(KINDS)}"
+        )
+    given |= given.get("dflash_config") or {}
     if unread := [name for name in UNREAD if given.get(name) not in (None, False, 1.0)]:
         raise ModelError(f"{folder} sets {', '.join(unread)}, which is not heeded here")
+    with missing("transformers"):
+        from transformers import AutoConfig
+    eagle = kind in ("eagle3", "peagle")
     try:
-        common = _common(kind, given)
-        own = _eagle(kind, given) if kind in ("eagle3", "peagle") else _dflash(kind, given)
-        return HeadConfig(kind=kind, **common, **own)
+        inner = {"attention_bias": False, "attention_dropout": 0.0}
+        inner |= given.get("transformer_layer_config") or given
+        decoder = AutoConfig.for_model(
+            inner.pop("model_type", "llama" if eagle else "qwen3"), **inner
+        )
+        if not getattr(decoder, "layer_types", None):
+            decoder.layer_types = ["full_attention"] * decoder.num_hidden_layers
+        if kind == "peagle":
+            proposals = (given.get("speculators_config") or {}).get("proposal_methods") or [{}]
+            given["block_size"] = proposals[0].get("speculative_tokens") or 8
+        needed = () if kind == "eagle3" else ("mask_token_id", "block_size")
+        given |= {name: int(given[name]) for name in needed}
+        return HeadConfig(kind, decoder, _target_layers(given, eagle=eagle), given)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"{folder}/config.json cannot be used as a {kind} head: {error}"
         ) from error
+
+
+def _target_layers(given: Mapping[str, Any], *, eagle: bool) -> tuple[int, ...]:
+    """Read after which of the target's layers states are taken; none where EAGLE-3 is silent."""
+    name = "eagle_aux_hidden_state_layer_ids" if eagle else "aux_hidden_state_layer_ids"
+    # In the authors' own layouts layer 0 is the first one, not the embedding.
+    own = (given.get("eagle_config") or given).get(name if eagle else "target_layer_ids") or ()
+    layers = given.get(name) or [layer + 1 for layer in own]
+    if not layers and not eagle:
+        raise KeyError(name)
+    return tuple(layers)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -157,85 +214,17 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     with missing("transformers"):
         from safetensors.torch import load_file
-    files = sorted(folder.glob("*.safetensors"))
-    pickled = [] if files else sorted(folder.glob("*.bin"))
-    if not files and not pickled:
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    if not files:
         raise ModelError(
             f"{folder} has no *.safetensors or *.bin file, which hold a head's weights"
         )
     found: dict[str, Tensor] = {}
     try:
         for file in files:
-            found |= load_file(file)
-        for file in pickled:
-            found |= torch.load(file, map_location="cpu", weights_only=True)
+            pickled = file.suffix == ".bin"
+            found |= torch.load(file, "cpu", weights_only=True) if pickled else load_file(file)
     except Exception as error:
         # The package raises what it likes.
         raise ModelError(f"the weights in {folder} cannot be read: {error}") from error
     return found
-
-
-def _kind(given: Mapping[str, Any], folder: Path) -> str:
-    """Name the kind of a head."""
-    architectures = given.get("architectures") or [""]
-    if "quantization_config" in given:
-        raise ModelError(f"{folder} is a quantised head; take one whose weights are plain numbers")
-    said = given.get("speculators_model_type")
-    if said is not None:
-        return str(said)
-    own = given.get("dflash_config")
-    named = f"{architectures[0]} {given.get('model_type', '')} {own}".lower().replace("-", "")
-    for kind in REFUSED:
-        if kind.replace("_", "") in named:
-            return kind
-    if own is not None:
-        # Later heads of the same authors differ by what is set there.
-        return "dflash2" if "conv_kernel_size" in own else "dflash"
-    if architectures[0] in _ORIGINAL or "draft_vocab_size" in given:
-        return "eagle3"
-    return named
-
-
-def _common(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what configurations of all kinds say."""
-    with missing("transformers"):
-        from transformers import AutoConfig
-    inner = dict(given.get("transformer_layer_config") or given)
-    usual = "llama" if kind == "eagle3" else "qwen3"
-    decoder = AutoConfig.for_model(inner.pop("model_type", usual), **inner)
-    return {
-        "decoder": decoder,
-        "target_width": given.get("target_hidden_size") or decoder.hidden_size,
-        "vocab_size": given.get("draft_vocab_size") or decoder.vocab_size,
-        "given": given,
-    }
-
-
-def _eagle(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read EAGLE-3's and P-EAGLE's configuration, of speculators or of its authors."""
-    name = "eagle_aux_hidden_state_layer_ids"
-    # Inside of eagle_config layer 0 is the first one, not the embedding.
-    nested = (given.get("eagle_config") or {}).get(name) or ()
-    layers = given.get(name) or [layer + 1 for layer in nested]
-    proposals = (given.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    return {
-        "target_layers": tuple(layers),
-        "mask_token": int(given["mask_token_id"]) if kind == "peagle" else 0,
-        "block_size": proposals[0].get("speculative_tokens") or 8,
-        "sample_from_anchor": True,
-    }
-
-
-def _dflash(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the configuration of the DFlash family, of speculators or of its authors."""
-    if given.get("dflash_config") is None:
-        layers = given["aux_hidden_state_layer_ids"]
-    else:
-        # Here layer 0 is the first one, not the embedding.
-        layers = [layer + 1 for layer in given["target_layer_ids"]]
-    return {
-        "target_layers": tuple(layers),
-        "block_size": int(given["block_size"]),
-        "mask_token": int(given["mask_token_id"]),
-        "sample_from_anchor": bool(given.get("sample_from_anchor", kind == "dspark")),
-    }

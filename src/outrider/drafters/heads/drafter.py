@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,34 +21,24 @@ class HeadDrafter(ModelDrafter):
 
     Args:
         head: the head as a model.
-        tokens: the target's id of each of the head's tokens, int64 [n]; None where they are alike.
         vocab_size: the target's.
         cost_ratio: what a forward of it costs beside the target's.
     """
 
-    follows = True
+    model: HeadModel
 
-    def __init__(
-        self, head: HeadModel, tokens: Tensor | None, vocab_size: int, cost_ratio: float
-    ) -> None:
+    def __init__(self, head: HeadModel, vocab_size: int, cost_ratio: float) -> None:
         super().__init__(head, vocab_size)
         self.hidden_layers = head.config.target_layers
         self.cost_ratio = cost_ratio
-        self._tokens = tokens
-
-    @property
-    def head(self) -> HeadModel:
-        """The head as a model."""
-        assert isinstance(self.model, HeadModel)
-        return self.model
 
     def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
         """Keep the states of what the target computed."""
-        self.head.receive(hidden)
+        self.model.receive(hidden)
 
     def known(self, prefix: Prefix) -> int:
         """Return of how many first tokens of a sequence it knows the states."""
-        return self.head.known(prefix)
+        return self.model.known(prefix)
 
     def prefill(self, prefix: Prefix, most: int) -> int:
         """Prefill nothing: the target's states come first."""
@@ -65,10 +53,10 @@ class HeadDrafter(ModelDrafter):
 
     def _aligned(self, logits: Tensor) -> Tensor:
         """Return the head's logits [..., n] for the target's ids, [..., V]."""
-        if self._tokens is None:
+        if self.model.net.tokens is None:
             return super()._aligned(logits)
-        whole = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-        whole[..., self._tokens] = logits
+        whole = logits.new_full((*logits.shape[:-1], self.vocab_size), -np.inf)
+        whole[..., self.model.net.tokens] = logits
         return whole
 
 
@@ -86,10 +74,6 @@ class BlockDrafter(HeadDrafter):
     what verification sees. Formats: speculators 0.9. See `HeadDrafter`.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.branches = False
-
     def steps(self, depth: int) -> int:
         """Return 1: a block is one forward, however many of its tokens are drafted."""
         del depth
@@ -97,4 +81,4 @@ class BlockDrafter(HeadDrafter):
 
     def _room(self, shown: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
         """Return how deep each row may be drafted: no deeper than a block."""
-        return np.minimum(super()._room(shown, plan), self.head.config.most)
+        return np.minimum(super()._room(shown, plan), self.model.config.most)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,17 +15,13 @@ from ...errors import ModelError
 from ...types.records import Distributions, DraftProposal, HiddenStates, Prefix
 from .checkpoint import HeadConfig, read_config, read_tensors
 from .drafter import HeadDrafter
-from .loading import contradictions, head_of, misfits
-
-FLAGS = ("norm_before_residual", "norm_output", "sliding_window_non_causal")
-"""Flags that a configuration may have wrong where no tensor shows it."""
+from .loading import head_of, load_head, misfits
 
 ANCHORS = 64
 """Places of the texts that are drafted from, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A way to read a checkpoint, and how much of its drafts would be kept.
 
     Attributes:
@@ -48,10 +44,7 @@ def problems(folder: Path, target: Any = None) -> Iterator[str]:
     Raises:
         ModelError: it cannot be read at all.
     """
-    config, tensors = read_config(folder), read_tensors(folder)
-    yield from contradictions(config, tensors)
-    if target is not None:
-        yield from misfits(config, tensors, target.hf_model)
+    return misfits(read_config(folder), read_tensors(folder), target and target.hf_model)
 
 
 def measured(
@@ -74,35 +67,29 @@ def measured(
     usable = [list(text) for text in texts if len(text) > depth + 2]
     if not usable:
         raise ModelError(f"no text has more than {depth + 2} tokens; give longer ones to measure")
-    config = read_config(folder)
-    drafter, count = head_of(folder, config, target, 1), target.layer_count
-    layers = drafter.hidden_layers
-    states = target.with_hidden(range(count + 1))
+    drafter, found = load_head(folder, target, max_sequences=1), read_tensors(folder)
+    states = target.with_hidden(range(target.layer_count + 1))
     computed = [_computed(states, text) for text in usable]
-    for said, other, taken in _readings(config, layers, count):
-        head = drafter if other is config else head_of(folder, other, target, 1)
-        yield Reading(said, _kept(head, usable, computed, taken, depth))
+    yield Reading("", _kept(drafter, usable, computed, depth))
+    for said, other in _readings(drafter.model.config, target.layer_count):
+        yield Reading(said, _kept(head_of(other, found, target, 1), usable, computed, depth))
 
 
-def _readings(
-    config: HeadConfig, layers: Sequence[int], count: int
-) -> Iterator[tuple[str, HeadConfig, Sequence[int]]]:
-    """Name other readings of a configuration."""
-    yield "", config, layers
+def _readings(config: HeadConfig, count: int) -> Iterator[tuple[str, HeadConfig]]:
+    """Change what a configuration may have wrong where no tensor shows it."""
     for shift in (-1, 1):
-        moved = [layer + shift for layer in layers]
+        moved = tuple(layer + shift for layer in config.target_layers)
         if min(moved) >= 0 and max(moved) <= count:
-            yield f"states of layers {', '.join(map(str, moved))}", config, moved
-    sliding = "sliding" in str(getattr(config.decoder, "layer_types", ""))
-    flags = FLAGS[:2] if config.kind in ("eagle3", "peagle") else FLAGS[2:] * sliding
-    for flag in flags:
-        value = not (config.both_ways if flag == FLAGS[2] else config.flag(flag))
-        other = replace(config, given={**config.given, flag: value})
-        yield f"{flag} {str(value).lower()}", other, layers
-    if config.kind not in ("eagle3", "peagle"):
-        value = not config.sample_from_anchor
-        other = replace(config, sample_from_anchor=value)
-        yield f"sample_from_anchor {str(value).lower()}", other, layers
+            said = f"states of layers {', '.join(map(str, moved))}"
+            yield said, replace(config, target_layers=moved)
+    flags = {"sample_from_anchor": config.anchored}
+    if config.eagle:
+        flags = {name: config.flag(name) for name in ("norm_before_residual", "norm_output")}
+    elif any(config.windows.values()):
+        flags["sliding_window_non_causal"] = config.both_ways
+    for name, value in flags.items():
+        other = replace(config, given={**config.given, name: not value})
+        yield f"{name} {str(not value).lower()}", other
 
 
 @torch.inference_mode()
@@ -121,24 +108,24 @@ def _kept(
     drafter: HeadDrafter,
     texts: Sequence[Sequence[int]],
     computed: Sequence[tuple[Tensor, Tensor]],
-    layers: Sequence[int],
     depth: int,
 ) -> tuple[float, ...]:
     """Return the mean of the sums of min(p, q) at each depth, the text's tokens being drafted."""
     places = [(row, end) for row, text in enumerate(texts) for end in range(2, len(text) - depth)]
-    most = min(depth, drafter.head.config.most) if drafter.head.config.blocks else depth
+    head, layers = drafter.model, list(drafter.hidden_layers)
+    most = min(depth, head.config.most) if head.config.blocks else depth
     kept = np.zeros((0, most))
     for row, end in places[:: -(-len(places) // ANCHORS)]:
         text, (probs, states) = texts[row], computed[row]
         prefix = Prefix(-1, text[:end])
-        drafter.head.receive([HiddenStates(prefix, 0, states[: end - 1, list(layers)])])
-        cursor = drafter.head.open([prefix], most)
+        head.receive([HiddenStates(prefix, 0, states[: end - 1, layers])])
+        cursor = head.open([prefix], most)
         found = []
         for place in range(most):
             if place:
-                cursor.step(torch.tensor([text[end + place - 1]], device=drafter.head.device))
+                cursor.step(torch.tensor([text[end + place - 1]], device=head.device))
             drawn = drafter._aligned(cursor.logits)[0].double().softmax(-1)
             found.append(float(torch.minimum(drawn, probs[end + place - 1]).sum()))
-        drafter.head.release([-1], discard=True)
+        head.release([-1], discard=True)
         kept = np.append(kept, [found], 0)
     return tuple(kept.mean(0).tolist())

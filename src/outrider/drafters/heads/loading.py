@@ -12,14 +12,13 @@ from torch import Tensor
 
 from ...errors import ModelError
 from ...runtimes.transformers.model import TransformersModel
-from .block import BlockModel, BlockNet
 from .checkpoint import HeadConfig, read_config, read_tensors
 from .drafter import BlockDrafter, EagleDrafter, HeadDrafter
-from .eagle import EagleModel, EagleNet
-from .parts import Refiner
+from .model import BlockModel, EagleModel
+from .nets import HeadNet
 
-_PASSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
-"""Tensors that say nothing that others do not, or that the target has."""
+_PASSED = ("d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+"""Tensors that are none of the network's."""
 
 
 def load_head(
@@ -46,49 +45,53 @@ def load_head(
     Raises:
         ModelError: it cannot be read, or does not fit; the message names tensors and fields.
     """
-    config = read_config(Path(folder))
-    return head_of(Path(folder), config, target, max_sequences, kv_cache_memory)
-
-
-def head_of(
-    folder: Path,
-    config: HeadConfig,
-    target: Any,
-    max_sequences: int | None = None,
-    memory: int | None = None,
-) -> HeadDrafter:
-    """Make a drafter of a checkpoint's tensors, read by a configuration; see `load_head`."""
+    config, found = read_config(Path(folder)), read_tensors(Path(folder))
     if not isinstance(target, TransformersModel):
         raise ModelError(
             f"{folder} drafts from the target's hidden states, and {target.name} gives none; run "
             "the target on transformers or openvino (--runtime)"
         )
-    model, found = target.hf_model, read_tensors(folder)
-    if wrong := [*contradictions(config, found), *misfits(config, found, model)]:
+    if wrong := list(misfits(config, found, target.hf_model)):
         raise ModelError(f"{folder} does not fit: {'; '.join(wrong)}")
-    net, shift = _net(config, found, model), found.get("d2t")
-    tensors = _tensors(found, model)
-    net.rotary = type(net.rotary)(config.decoder).to(model.device)
-    placed = {name: each.to(model.device, model.dtype) for name, each in tensors.items()}
+    return head_of(config, found, target, max_sequences, kv_cache_memory)
+
+
+def head_of(
+    config: HeadConfig,
+    found: Mapping[str, Tensor],
+    target: TransformersModel,
+    max_sequences: int | None = None,
+    memory: int | None = None,
+) -> HeadDrafter:
+    """Make a drafter of a checkpoint's tensors that fit; see `load_head`."""
+    model, shift = target.hf_model, found.get("d2t")
+    net = _net(config, found, model)
+    placed = {
+        name: each.to(model.device, model.dtype) for name, each in _tensors(found, model).items()
+    }
     net.load_state_dict(placed, assign=True)
-    tokens = None if shift is None else (shift + torch.arange(len(shift))).to(model.device)
-    for part in net.children():
-        if isinstance(part, Refiner):
-            part.tokens = tokens
-    kind: Any = EagleModel if isinstance(net, EagleNet) else BlockModel
-    drafter = BlockDrafter if config.blocks else EagleDrafter
-    slots = max_sequences or target.max_sequences or 8
+    net.rotary = type(net.rotary)(config.decoder).to(model.device)
+    if shift is not None:
+        net.tokens = (shift + torch.arange(len(shift))).to(model.device)
     # As much of the weights as a forward reads.
     read = sum(each.numel() for name, each in placed.items() if "embed_tokens" not in name)
     ratio = read / sum(each.numel() for each in model.parameters())
+    kind = EagleModel if config.eagle else BlockModel
+    slots = max_sequences or target.max_sequences or 8
+    drafter = BlockDrafter if config.blocks else EagleDrafter
     head = kind(net.eval(), slots, target.longest, memory)
-    return drafter(head, tokens, target.vocab_size, ratio)
+    return drafter(head, target.vocab_size, ratio)
 
 
-def contradictions(config: HeadConfig, found: Mapping[str, Tensor]) -> Iterator[str]:
-    """Say what of a checkpoint contradicts itself."""
-    size = config.decoder.vocab_size
-    shift, there = found.get("d2t"), found.get("t2d")
+def misfits(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> Iterator[str]:
+    """Say what of a checkpoint contradicts itself, or cannot draft for a model.
+
+    Args:
+        config: of the head.
+        found: its tensors.
+        model: the target, of transformers; None looks at the checkpoint alone.
+    """
+    size, shift, there = config.decoder.vocab_size, found.get("d2t"), found.get("t2d")
     if shift is None and config.vocab_size != size:
         yield f"draft_vocab_size is {config.vocab_size}, and d2t is missing"
     if shift is not None:
@@ -102,34 +105,25 @@ def contradictions(config: HeadConfig, found: Mapping[str, Tensor]) -> Iterator[
             yield f"d2t leads {len(tokens)} tokens to ids up to {int(tokens.max())} of {size}"
     if config.flag("norm_before_fc") and config.flag("fc_norm"):
         yield "norm_before_fc and fc_norm are both set; at most one is"
-    if config.blocks and not 0 <= config.mask_token < size:
-        yield f"mask_token_id {config.mask_token} is no token of {size}"
-
-
-def misfits(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> Iterator[str]:
-    """Say why a checkpoint cannot draft for a model.
-
-    Args:
-        config: of the head.
-        found: its tensors.
-        model: the target, of transformers.
-    """
-    inner = model.config.get_text_config()
+    if config.blocks and not 0 <= config.number("mask_token_id", 0) < size:
+        yield f"mask_token_id {config.given['mask_token_id']} is no token of {size}"
+    if model is None:
+        return
+    inner, net = model.config.get_text_config(), _net(config, found, model)
     count = inner.num_hidden_layers
     if config.target_width != inner.hidden_size:
         yield (
             f"it takes states of width {config.target_width}, and the target's are "
             f"{inner.hidden_size} wide: it was made for another model"
         )
-    if config.decoder.vocab_size != inner.vocab_size:
-        yield f"it is for {config.decoder.vocab_size} tokens, and the target has {inner.vocab_size}"
-    wrong = [str(each) for each in config.layers_of(count) if not 0 <= each <= count]
-    if wrong:
+    if size != inner.vocab_size:
+        yield f"it is for {size} tokens, and the target has {inner.vocab_size}"
+    if wrong := [str(each) for each in net.config.target_layers if not 0 <= each <= count]:
         yield f"it takes states of layer {', '.join(wrong)}, and the target has {count} layers"
-    wanted = {
-        name: list(each.shape) for name, each in _net(config, found, model).state_dict().items()
-    }
-    given = {name: list(each.shape) for name, each in _tensors(found, model).items()}
+    wanted, given = (
+        {name: list(each.shape) for name, each in tensors.items()}
+        for tensors in (net.state_dict(), _tensors(found, model))
+    )
     if missing := sorted(wanted.keys() - given.keys()):
         yield f"{', '.join(missing)} missing"
     if surplus := sorted(given.keys() - wanted.keys()):
@@ -139,13 +133,13 @@ def misfits(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> Iter
             yield f"{name} is {given[name]}, and by the configuration {wanted[name]}"
 
 
-def _net(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> Any:
-    """Make the network of a checkpoint, without weights."""
+def _net(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> HeadNet:
+    """Make the network of a checkpoint, without weights; by default of EAGLE-3's usual layers."""
     count = model.config.get_text_config().num_hidden_layers
-    kind = EagleNet if config.kind in ("eagle3", "peagle") else BlockNet
+    layers = config.target_layers or (2, count // 2, count - 3)
     normed = any(name.endswith("self_attn.q_norm.weight") for name in found)
     with torch.device("meta"):
-        return kind(replace(config, target_layers=config.layers_of(count)), normed=normed)
+        return HeadNet(replace(config, target_layers=layers), normed=normed)
 
 
 def _tensors(found: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
@@ -153,9 +147,8 @@ def _tensors(found: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
     usual = {"embed_tokens.weight": model.get_input_embeddings().weight}
     if "d2t" not in found:
         usual["lm_head.weight"] = model.get_output_embeddings().weight
-    known = {
+    return usual | {
         name.replace("midlayer.", "layers.0."): tensor
         for name, tensor in found.items()
-        if name not in (*_PASSED, "d2t")
+        if name not in _PASSED
     }
-    return usual | known

@@ -1,4 +1,4 @@
-"""A head over blocks of its own: what it makes of the target's states, by token.
+"""Heads over blocks of their own: what they make of the target's states, by token.
 
 States come after the target has computed a token, and are kept until the head is asked to draft
 after it. What a prefix has in common with an earlier text is found in the blocks.
@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 
 from ...errors import CacheFullError
-from ...runtimes.base import Capabilities, rounding_of
-from ...runtimes.blocks import SIZE, BlockCopy, common
-from ...runtimes.flat import Computed, DraftedTokens, FlatBatch, Integers, slots
+from ...runtimes.base import Capabilities, Cursor
+from ...runtimes.blocks import BlockCopy, common
+from ...runtimes.flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, rows_of, slots
 from ...runtimes.lengths import PREFILLED_ALONE, check_lengths
-from ...runtimes.memory import affordable, wanted
 from ...runtimes.paged import PagedModel
-from ...runtimes.transformers.block_cache import BlockCache
+from ...runtimes.transformers.block_cache import BlockCache, Grid, block_bytes
 from ...types.records import HiddenStates, Prefix
 from ...types.transfer import sent
-from .checkpoint import HeadConfig
+from .nets import Block, HeadNet
 
 _CHUNK = 512
 """The most tokens of a prompt that are computed in one forward."""
@@ -34,60 +33,33 @@ class HeadModel(PagedModel):
     """A head as a model over blocks.
 
     Args:
-        net: the network, an `EagleNet` or a `BlockNet`.
+        net: its network.
         max_sequences: how many sequences may be live at once.
         max_length: the longest prefix, drafts included, in tokens.
         memory: bytes that blocks may take; None for what is needed, or half of what is free.
     """
 
+    layer_count = 0  # that have hidden states to give
+
     def __init__(
-        self, net: Any, max_sequences: int, max_length: int, memory: int | None = None
+        self, net: HeadNet, max_sequences: int, max_length: int, memory: int | None = None
     ) -> None:
-        self._net, self._longest, self._memory = net, max_length, memory
+        self.net, self.config = net, net.config
+        self._longest, self._memory = max_length, memory
         self._make_pool(max_sequences)
 
     def _make_pool(self, max_sequences: int) -> None:
-        """Make blocks, all of them free."""
-        inner, weight = self._net.config.decoder, self._net.fc.weight
+        inner, weight = self.config.decoder, self.net.fc.weight
         groups = inner.num_key_value_heads
-        size = self._net.layers[0].self_attn.k_proj.out_features // groups
-        one = weight.new_empty(1, groups, 1, size)
-        layers = [(one, one)] * self.layer_count
-        # Of each token its state, too, which EAGLE's next one needs.
-        layers += [(weight.new_empty(1, 1, 1, len(weight)), weight.new_empty(1, 1, 1, 1))]
-        memory = SIZE * sum(part.nbytes for layer in layers for part in layer)
-        most = wanted(max_sequences, self._longest)
-        blocks = affordable(memory, most, self._memory, weight.device)
-        capabilities = Capabilities(inner.vocab_size, weight.device, max_sequences, self._longest)
-        self._allot(capabilities, blocks, _CHUNK)
-        self._cache = BlockCache(layers, blocks)
+        keys = weight.new_empty(1, groups, 1, self.net.layers[0].self_attn.head_dim)
+        layers = [(keys, keys)] * len(self.net.layers)
+        if self.config.eagle:  # of each token its state, too, which the next one needs
+            layers += [(weight.new_empty(1, 1, 1, len(weight)), weight.new_empty(1, 1, 1, 1))]
+        known = inner.vocab_size, weight.device, max_sequences, self._longest
+        capabilities = Capabilities(*known, drafts_trees=not self.config.blocks)
+        self._allot(capabilities, block_bytes(layers), self._memory, _CHUNK)
+        self._cache = BlockCache(layers, self.pool.count)
         self._pending: dict[int, HiddenStates] = {}
-
-    @property
-    def name(self) -> str:
-        """What computes."""
-        return "head"
-
-    @property
-    def config(self) -> HeadConfig:
-        """What its configuration says."""
-        found: HeadConfig = self._net.config
-        return found
-
-    @property
-    def rounding(self) -> float:
-        """What the type of the weights explains; see `Runtime.rounding`."""
-        return rounding_of(torch.finfo(self._net.fc.weight.dtype).eps)
-
-    @property
-    def layer_count(self) -> int:
-        """How many layers there are."""
-        return len(self._net.layers)
-
-    def reset(self) -> None:
-        """Forget all that was computed."""
-        with self.whole():
-            self._forget()
 
     def _forget(self) -> None:
         super()._forget()
@@ -96,17 +68,15 @@ class HeadModel(PagedModel):
     @torch.inference_mode()
     def receive(self, hidden: Sequence[HiddenStates]) -> None:
         """Keep the target's states of sequences' tokens until they are needed."""
-        weight, long = self._net.fc.weight, []
-        fused = self._net.fused(torch.cat([each.states for each in hidden]).to(weight))
-        parts = fused.split([len(each.states) for each in hidden])
+        long = []
         with self.whole():
-            for new, own in zip(hidden, parts, strict=True):
-                name, start = new.prefix.sequence_id, new.start
+            for each in hidden:
+                name, own, start = each.prefix.sequence_id, each.states, each.start
                 known = self._pending.get(name)
                 if known is not None and known.start <= start <= known.start + len(known.states):
                     own = torch.cat([known.states[: start - known.start], own])
                     start = known.start
-                self._pending[name] = HiddenStates(new.prefix, start, own)
+                self._pending[name] = HiddenStates(each.prefix, start, own)
                 long += [name] * (len(own) > PREFILLED_ALONE)
         for name in long:
             self._catch_up(name)
@@ -128,17 +98,29 @@ class HeadModel(PagedModel):
                 self._pending.pop(name, None)
         super().release(ids, discard=discard)
 
-    def _entered(self, prefixes: Sequence[Prefix], more: int) -> FlatBatch:
-        """Lay out what prefixes miss, with room for `more` tokens after each."""
+    @torch.inference_mode()
+    def open(self, prefixes: Sequence[Prefix], depth: int, run: Any = None) -> Cursor:
+        """Open a cursor at the end of prefixes whose states are known; see `Runtime.open`."""
+        config = self.config
+        if not config.blocks:
+            return self._opened(prefixes, depth, [], relied=True)
         check_lengths(prefixes, [0] * len(prefixes), self.longest)
-        none = np.zeros(len(prefixes), dtype=np.int64)
-        starts, *_ = self._enter(prefixes)
-        tables = self._extended(prefixes, starts, none + more)
-        tokens = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self.device)
-        return self.flat_batch(prefixes, starts, tables, tokens, none)
+        masks = (depth if config.eagle else config.number("block_size", 1)) - 1
+        size, mask = (len(prefixes), masks), config.number("mask_token_id", 0)
+        tokens = torch.full(size, mask, device=self.device)
+        with self.whole():
+            batch, *_ = self._entered(prefixes, tokens, np.full(len(prefixes), masks))
+            block = self._block(prefixes, batch, tokens)
+            self._settle(prefixes, DraftedTokens())
+        return BlockCursor(self.net, block)
 
-    def _written(self, batch: FlatBatch) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the states of a batch's tokens as far as they are known, [n, H]; None for none.
+    def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> Block:
+        """Compute a batch of what prefixes miss, and blocks of mask tokens, int64 [B, n]."""
+        logits = self.forward(batch).logits
+        return Block(logits, logits, masks.new_zeros(len(prefixes), 2))
+
+    def _fused(self, batch: FlatBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Fuse the states of a batch's tokens as far as they are known, [n, H]; None for none.
 
         With them their positions, int64 [n], and where they are among all tokens of all blocks.
         """
@@ -155,7 +137,8 @@ class HeadModel(PagedModel):
             return None
         place = np.concatenate(places)
         found = slots(batch.table, np.concatenate(rows), place)
-        return torch.cat(parts), self._sent(place), self._sent(found)
+        states = self.net.fused(torch.cat(parts).to(self.net.fc.weight))
+        return states, self._sent(place), self._sent(found)
 
     def _sent(self, numbers: Integers) -> Tensor:
         return sent(torch.from_numpy(numbers), self.device)
@@ -195,3 +178,122 @@ class HeadModel(PagedModel):
         with suppress(CacheFullError):
             if self.known(longer) == len(longer) - 1:
                 self.prefill(longer, len(longer))
+
+
+class EagleModel(HeadModel):
+    """An EAGLE-3 or P-EAGLE head over blocks, whose last layer's keys are each token's state."""
+
+    def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
+        """Compute a batch; see `PagedModel`.
+
+        Args:
+            batch: prefixes whose states are known, or what is drafted after them.
+            run: the states that drafts go on from, [B, M, H] each, to which those of the batch are
+                added: after the prefix, and after each token that was fed.
+        """
+        net, grid = self.net, Grid.of(batch)
+        self._cache.set_batch(grid, batch)
+        masks = grid.masks(list(self.config.windows.items()), net.fc.weight.dtype)
+        assert isinstance(masks, dict)
+        for mask in masks.values():
+            # There is no state before the first token, and so no input: only it sees itself.
+            mask[..., 0].masked_fill_((grid.positions > 0)[:, None], -torch.inf)
+        positions = (grid.positions - 1).clamp(min=0)
+        made = net(grid.tokens, self._before(batch, grid, run), positions, masks, self._cache)
+        logits, recurring = net.finished(made[:, int(batch.missing.max()) - 1 + batch.first :])
+        if run is not None:
+            run.append(recurring)
+        return Outputs(logits)
+
+    def _before(self, batch: FlatBatch, grid: Grid, run: Any) -> Tensor:
+        """Return the states before the tokens of a grid, [B, q, H]; zeros before a text's first."""
+        drafts = None
+        if run and not batch.drafted.any():
+            last: Tensor = run[-1][:, -1:]
+            return last
+        if run:  # a tree's nodes, each after the one that it follows
+            assert batch.ancestors is not None
+            above = batch.ancestors.tril(-1) * torch.arange(1, batch.width + 1, device=self.device)
+            known = torch.cat(run, 1)
+            drafts = known.gather(1, above.amax(-1)[..., None].expand(-1, -1, known.shape[-1]))
+        elif batch.drafted.any():  # mask tokens
+            drafts = self.net.fused(self.net.mask_hidden.view(1, -1, self.config.target_width))
+        stored = self._cache.stored[-1][0].flatten(0, 2)
+        if not run and (new := self._fused(batch)) is not None:
+            stored[new[2]] = new[0]
+        row, _ = rows_of(batch.missing + batch.drafted)
+        before = stored[self._sent(slots(batch.table, row, (batch.places - 1).clip(min=0)))]
+        made = before.new_zeros(*grid.tokens.shape, before.shape[-1])
+        made[grid.rows, grid.columns] = before.masked_fill(
+            self._sent(batch.places)[:, None] == 0, 0
+        )
+        if drafts is not None:
+            made[:, int(batch.missing.max()) :] = drafts
+        return made
+
+
+class BlockModel(HeadModel):
+    """A head of the DFlash family over blocks: every layer's keys and values of the states."""
+
+    def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
+        """Write the keys and values of a batch's tokens, as far as states are known."""
+        del run
+        if (known := self._fused(batch)) is not None:
+            states, positions, places = known
+            found = self.net.context(states, positions)
+            for stored, made in zip(self._cache.stored, found, strict=True):
+                for kept, new in zip(stored, made, strict=True):
+                    kept.flatten(0, 1)[places] = new
+        return Outputs(self.net.fc.weight.new_empty(len(batch.tables), 1, 0))
+
+    def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> Block:
+        """Compute a batch, and blocks in which all tokens see each other; see `HeadModel`."""
+        self.forward(batch)
+        ends = batch.past + batch.missing - 1
+        own = self.flat_batch(prefixes, ends.tolist(), batch.tables, masks, batch.drafted)
+        grid, last = Grid.of(own), self._sent(ends)[:, None]
+        self._cache.set_batch(grid, own)
+        zero = torch.zeros((), dtype=self.net.fc.weight.dtype, device=self.device)
+        added: dict[str | None, Tensor] = {}
+        for kind, window in self.config.windows.items():
+            causal = window is not None and not self.config.both_ways
+            seen = grid.seen if causal else grid.seen[:, -1:].expand_as(grid.seen)
+            if window is not None:
+                seen = seen & (grid.places >= last[..., None] - window)
+            added[kind] = torch.where(seen, zero, -torch.inf)[:, None]
+        positions = last + torch.arange(grid.tokens.shape[1], device=self.device)
+        made = self.net.finished(self.net(grid.tokens, None, positions, added, self._cache))
+        pairs = np.stack([prefix.tokens[[-1, -min(2, len(prefix))]] for prefix in prefixes])
+        return Block(*made, self._sent(pairs), self.net.tokens)
+
+
+class BlockCursor(Cursor):
+    """A block that is drafted place by place: no step of it is a forward.
+
+    Args:
+        net: the network.
+        block: that it computed.
+    """
+
+    def __init__(self, net: HeadNet, block: Block) -> None:
+        self._net, self._block, self._place = net, block, -1
+        # A place that drafts nothing follows the block's first token.
+        for _ in range(1 if net.config.anchored else 2):
+            self.step(block.last[:, 0])
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits [B, n] of the present place."""
+        return self._logits
+
+    @property
+    def confidence(self) -> Tensor | None:
+        """How likely tokens of the present place are kept, [B]; None if unknown."""
+        return self._net.confidence(self._block.states[:, self._place], self._before)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Go on to the next place, given the tokens before it, int64 [B]."""
+        self._place, self._before = self._place + 1, tokens
+        self._logits = self._net.draws(self._block, self._place, tokens)
+        return self._logits

@@ -92,6 +92,11 @@ class Grid:
         return made.get(None, made)
 
 
+def block_bytes(layers: Sequence[tuple[Tensor, Tensor]]) -> int:
+    """Return the bytes of one block in all layers; see `BlockCache`."""
+    return SIZE * sum(part.nbytes for layer in layers for part in layer)
+
+
 class BlockCache(Cache):
     """Keys and values of all blocks and layers, as the cache that a transformers model writes to.
 

@@ -14,12 +14,11 @@ from transformers import PreTrainedModel
 from ...config.validation import integer
 from ...errors import InvalidConfigError
 from ..base import Capabilities, Watcher, rounding_of
-from ..blocks import SIZE, BlockCopy
+from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
 from ..lengths import checked_length
-from ..memory import affordable, wanted
 from ..paged import PagedModel
-from .block_cache import BlockCache, Grid
+from .block_cache import BlockCache, Grid, block_bytes
 from .early_exit import first_layers
 from .mixers import made_exact
 from .rollback import check_rollback
@@ -88,15 +87,13 @@ class TransformersModel(PagedModel):
         capabilities = Capabilities(
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
-        most = wanted(max_sequences, longest)
-        states = 2 * max_sequences * of.state_bytes  # those of checkpoints as well
-        blocks = affordable(self._block_bytes(), most, self._memory, of.device, states)
-        self._allot(capabilities, blocks, self._prefill_chunk)
-        self._make_cache(blocks)
+        memory, chunk = self._memory, self._prefill_chunk
+        self._allot(capabilities, self._block_bytes(), memory, chunk, of.state_bytes)
+        self._make_cache(self.pool.count)
 
     def _block_bytes(self) -> int:
         """Bytes of one block in all layers."""
-        return SIZE * sum(part.nbytes for layer in self._architecture.layers for part in layer)
+        return block_bytes(self._architecture.layers)
 
     def _make_cache(self, blocks: int) -> None:
         """Make blocks of keys and values, and states of recurrent layers."""
