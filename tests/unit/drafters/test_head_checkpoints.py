@@ -131,6 +131,15 @@ def test_configurations_that_do_not_fit(
         load_head(folder, target)
 
 
+def test_partial_rotary_embeddings_are_refused(target: TransformersModel, tmp_path: Path) -> None:
+    folder = head_checkpoint(tmp_path, target.hf_model, "dflash")
+    layers = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    changed(folder, transformer_layer_config=layers | {"rope_parameters": rope})
+    with pytest.raises(ModelError, match="sets partial_rotary_factor, which is not heeded"):
+        load_head(folder, target)
+
+
 def test_tensors_that_do_not_fit(target: TransformersModel, tmp_path: Path) -> None:
     folder = tensors(head_checkpoint(tmp_path, target.hf_model), drop="norm.weight")
     with pytest.raises(ModelError, match=r"does not fit: norm\.weight missing"):

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,14 @@ from tests.support.families import CONTEXT, VOCAB, resembling
 pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
 pytest.importorskip("gguf", reason="gguf writes the files of these tests")
 
-from outrider.runtimes.llama_cpp.library import Batch, Context, Settings, Weights, repacks
+from outrider.runtimes.llama_cpp.library import (
+    Batch,
+    Context,
+    Settings,
+    Weights,
+    refuse_others,
+    repacks,
+)
 from outrider.runtimes.llama_cpp.model import LlamaCppModel
 from tests.support.gguf_files import UNFIT, gguf_model, write_gguf, write_unfit
 
@@ -358,3 +366,9 @@ def test_runtimes_of_the_same_file_know_nothing_of_each_other(path: Path) -> Non
 def test_kernels_for_amx_are_left_out() -> None:
     assert repacks(b"CPU : AVX512_VNNI = 1 | REPACK = 1 | ")
     assert not repacks(b"CPU : AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1 | ")
+
+
+def test_a_draft_head_is_refused_by_its_name() -> None:
+    head: Any = SimpleNamespace(path="head.gguf", stated=lambda _: "eagle3")
+    with pytest.raises(ModelError, match=r"'head.gguf' is a draft head \(eagle3\)"):
+        refuse_others(head)

@@ -170,14 +170,16 @@ def read_config(folder: Path) -> HeadConfig:
             f"{folder} is a head of kind {kind!r}; drafted with are {', '.join(KINDS)}"
         )
     given |= given.get("dflash_config") or {}
-    if unread := [name for name in UNREAD if given.get(name) not in (None, False, 1.0)]:
+    layers = given.get("transformer_layer_config") or given
+    stated = {**given, **layers, **(layers.get("rope_parameters") or {})}
+    if unread := [name for name in UNREAD if stated.get(name) not in (None, False, 1.0)]:
         raise ModelError(f"{folder} sets {', '.join(unread)}, which is not heeded here")
     with missing("transformers"):
         from transformers import AutoConfig
     eagle = kind in ("eagle3", "peagle")
     try:
         inner = {"attention_bias": False, "attention_dropout": 0.0}
-        inner |= given.get("transformer_layer_config") or given
+        inner |= layers
         decoder = AutoConfig.for_model(
             inner.pop("model_type", "llama" if eagle else "qwen3"), **inner
         )

@@ -19,6 +19,9 @@ with missing("llama-cpp"):
 
 Ids = NDArray[np.int32]
 
+_HEADS = ("eagle", "dflash", "dspark", "medusa")
+"""In names of architectures of draft heads."""
+
 KV_TYPES = {"float32": 0, "float16": 1}
 """ggml's number of each type that keys and values are kept in."""
 
@@ -94,6 +97,43 @@ class Weights:
         buffer = ctypes.create_string_buffer(256)
         size = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
         return buffer.value.decode(errors="replace") if size >= 0 else None
+
+
+def refuse_others(weights: Weights) -> None:
+    """Raise ModelError for a draft head, and for an encoder with or without a decoder."""
+    kind = weights.stated("general.architecture") or ""
+    if any(mark in kind for mark in _HEADS):
+        raise ModelError(
+            f"the model in {weights.path!r} is a draft head ({kind}): it needs hidden states, "
+            "which llama.cpp does not give; take the head's own checkpoint, beside a target on "
+            "transformers or openvino (--runtime)"
+        )
+    if llama_cpp.llama_model_has_encoder(weights.handle):
+        raise ModelError(
+            f"the model in {weights.path!r} has an encoder ({kind}); expected a decoder-only one"
+        )
+
+
+def fixed_context(weights: Weights) -> int | None:
+    """Return the most cells that a model computes alike in, None for any number.
+
+    A model whose positions are scaled by one of two tables (LongRoPE) takes the other table in a
+    context that is longer than its original one.
+    """
+    architecture = weights.stated("general.architecture")
+    scaling = f"{architecture}.rope.scaling"
+    original = weights.stated(f"{scaling}.original_context_length")
+    if original is None or weights.stated(f"{scaling}.type") in ("yarn", "linear"):
+        return None
+    return int(original) if int(original) < weights.context_length else None
+
+
+def ends_of(weights: Weights) -> frozenset[int]:
+    """Return the tokens that end a text."""
+    ends = llama_cpp.llama_vocab_is_eog
+    return frozenset(
+        token for token in range(weights.vocab_size) if ends(weights.vocabulary, token)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,18 @@ from ..base import Capabilities, Found, PrefillProgress, Runtime, rounding_of
 from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
 from .cursor import GgufCursor
 from .forest import Part, Row, batch_of, parts
-from .library import KV_TYPES, MAX_IDS, Batch, Context, NoRoom, Settings, Weights
+from .library import (
+    KV_TYPES,
+    MAX_IDS,
+    Batch,
+    Context,
+    NoRoom,
+    Settings,
+    Weights,
+    ends_of,
+    fixed_context,
+    refuse_others,
+)
 from .slots import SlotTable
 
 with missing("llama-cpp"):
@@ -95,8 +106,8 @@ class LlamaCppModel(Runtime):
         )
         self._gpu_layers = integer("gpu_layers", gpu_layers, -1)
         self._weights = Weights(path, gpu_layers=gpu_layers)
-        _refuse_encoders(self._weights)
-        self._most_cells = _fixed_context(self._weights)
+        refuse_others(self._weights)
+        self._most_cells = fixed_context(self._weights)
         longest = min(
             self._weights.context_length, self._most_cells or self._weights.context_length
         )
@@ -105,7 +116,7 @@ class LlamaCppModel(Runtime):
             torch.device("cpu"),
             max_sequences,
             checked_length(max_length, longest),
-            _ends(self._weights),
+            ends_of(self._weights),
             drafts_trees=False,
         )
         self._allot(max_sequences)
@@ -413,34 +424,3 @@ class LlamaCppModel(Runtime):
                 f"the model in {path!r} keeps a state that cannot be cut back after rejected "
                 "drafts, as recurrent and hybrid models do; expected one with attention alone"
             )
-
-
-def _refuse_encoders(weights: Weights) -> None:
-    """Raise ModelError for an encoder with or without a decoder."""
-    if llama_cpp.llama_model_has_encoder(weights.handle):
-        kind = weights.stated("general.architecture")
-        raise ModelError(
-            f"the model in {weights.path!r} has an encoder ({kind}); expected a decoder-only one"
-        )
-
-
-def _fixed_context(weights: Weights) -> int | None:
-    """Return the most cells that a model computes alike in, None for any number.
-
-    A model whose positions are scaled by one of two tables (LongRoPE) takes the other table in a
-    context that is longer than its original one.
-    """
-    architecture = weights.stated("general.architecture")
-    scaling = f"{architecture}.rope.scaling"
-    original = weights.stated(f"{scaling}.original_context_length")
-    if original is None or weights.stated(f"{scaling}.type") in ("yarn", "linear"):
-        return None
-    return int(original) if int(original) < weights.context_length else None
-
-
-def _ends(weights: Weights) -> frozenset[int]:
-    """Return the tokens that end a text."""
-    ends = llama_cpp.llama_vocab_is_eog
-    return frozenset(
-        token for token in range(weights.vocab_size) if ends(weights.vocabulary, token)
-    )
