@@ -27,12 +27,12 @@ ROUNDED = {"nemotron_h": 1e-6, "kimi_linear": 1e-6}
 
 
 @pytest.fixture(autouse=True)
-def _exact() -> Iterator[None]:
+def exactly() -> Iterator[pytest.MonkeyPatch]:
     for family in FAMILIES:
         random_hybrid(family)  # its module is there to be patched
     with pytest.MonkeyPatch.context() as patch:
         exact(patch)
-        yield
+        yield patch
 
 
 def findings(model: Any, tolerance: float = 1e-10, **settings: Any) -> tuple[Finding, ...]:
@@ -168,3 +168,20 @@ def test_other_recurrences_are_refused_by_name(name: str) -> None:
     with pytest.raises(ModelError, match=name) as refused:
         TransformersModel(model)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5", "bamba", "jamba"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_models_as_they_come_pass_within_their_own_rounding(
+    family: str, dtype: torch.dtype, exactly: pytest.MonkeyPatch
+) -> None:
+    """By transformers' own recurrences; but for the greedy text: rounded logits tie."""
+    exactly.undo()
+    model = random_hybrid(family, dtype=dtype)
+    found = check_runtime(
+        lambda: TransformersModel(model, max_sequences=3, max_length=120),
+        TransformersReference(model),
+    )
+    wrong = {each.name: each.detail for each in found if not each.passed}
+    assert not wrong

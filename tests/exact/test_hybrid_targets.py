@@ -71,11 +71,13 @@ def test_the_distribution_is_the_targets(family: str, shape: tuple[int, ...]) ->
         assert probability == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(each, marks=() if each == "bamba" else pytest.mark.slow) for each in FAMILIES],
-)
+CASES = [
+    *(pytest.param("bamba", shape) for shape in SHAPES),
+    *(pytest.param(each, "fixed tree", marks=pytest.mark.slow) for each in FAMILIES),
+]
+
+
+@pytest.mark.parametrize(("family", "shape"), CASES)
 def test_greedy_texts_are_those_of_generate(family: str, shape: str) -> None:
     model = random_hybrid(family)
     draft = ModelDrafter(TransformersModel(resembling(model, 0.02), max_sequences=3))

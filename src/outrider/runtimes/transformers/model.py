@@ -118,11 +118,14 @@ class TransformersModel(PagedModel):
         """What the types of weights and of products explain; see `Runtime.rounding`.
 
         Torch multiplies float32 in a narrower type where it is set to (`fp32_precision`).
+        Recurrences are computed in float32 by way of triangular systems, which lose half of its
+        digits at worst, whatever the type of the weights.
         """
         dtype, backends = self.hf_model.dtype, torch.backends
         matmul = (backends.cuda if self.device.type == "cuda" else backends.mkldnn).matmul
         narrow = _PRODUCTS.get(matmul.fp32_precision, 0.0) if dtype == torch.float32 else 0.0
-        return rounding_of(max(torch.finfo(dtype).eps, narrow))
+        states = torch.finfo(torch.float32).eps ** 0.5 if self._states.recurrent else 0.0
+        return max(rounding_of(max(torch.finfo(dtype).eps, narrow)), states)
 
     @property
     def token_ratio(self) -> float:
