@@ -225,7 +225,7 @@ def test_an_encoder_decoder_is_named() -> None:
 
 def test_a_recurrent_model_is_named() -> None:
     config = tf.RwkvConfig(
-        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, attention_hidden_size=16
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16
     )
     model: Any = tf.RwkvForCausalLM(config).eval()
     with pytest.raises(ModelError, match="RwkvForCausalLM keeps a recurrent state"):
