@@ -30,7 +30,9 @@ def wanted(max_sequences: int, longest: int) -> int:
     return max_sequences * (longest // SIZE + _BESIDE)
 
 
-def affordable(block_bytes: int, most: int, memory: int | None, device: torch.device) -> int:
+def affordable(
+    block_bytes: int, most: int, memory: int | None, device: torch.device, states: int = 0
+) -> int:
     """Return how many blocks there are to be.
 
     Args:
@@ -38,19 +40,20 @@ def affordable(block_bytes: int, most: int, memory: int | None, device: torch.de
         most: as many as may be needed.
         memory: bytes that they may take; None for half of what is free.
         device: where they are.
+        states: bytes of the recurrent states beside them.
 
     Raises:
         InvalidConfigError: `memory` is not enough for the fewest.
     """
-    least = _LEAST * block_bytes
+    least = _LEAST * block_bytes + states
     if memory is not None:
         if memory < least:
-            expected = f"bytes for at least {_LEAST} blocks of keys and values, {least}"
-            raise InvalidConfigError("kv_cache_memory", memory, expected)
-        return min(most, memory // block_bytes)
+            what = f"{_LEAST} blocks of keys and values" + ", and states" * bool(states)
+            raise InvalidConfigError("kv_cache_memory", memory, f"bytes for {what}: {least}")
+        return min(most, (memory - states) // max(1, block_bytes))
     free = psutil.virtual_memory().available
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-    blocks = max(_LEAST, min(most, int(_SHARE * free) // block_bytes))
-    _LOG.info("up to %.1f MB for keys and values", blocks * block_bytes / 1e6)
+    blocks = max(_LEAST, min(most, (int(_SHARE * free) - states) // max(1, block_bytes)))
+    _LOG.info("up to %.1f MB for keys, values and states", (blocks * block_bytes + states) / 1e6)
     return blocks

@@ -32,6 +32,7 @@ from .lengths import PREFILLED_ALONE, check_lengths
 from .memory import affordable, wanted
 from .paged_cursor import PagedCursor
 from .paths import by_paths, paths_to_nodes
+from .states import States
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +47,12 @@ class PagedModel(Runtime):
     """Who wants these."""
 
     def _allot(
-        self, capabilities: Capabilities, block_bytes: int, memory: int | None, chunk: int
+        self,
+        capabilities: Capabilities,
+        block_bytes: int,
+        memory: int | None,
+        chunk: int,
+        state_bytes: int = 0,
     ) -> None:
         """Make a pool of blocks, all of them free.
 
@@ -55,6 +61,7 @@ class PagedModel(Runtime):
             block_bytes: of one block, in all layers.
             memory: bytes that blocks may take; None for what is needed, or half of what is free.
             chunk: the most prompt tokens computed in one forward.
+            state_bytes: of the recurrent states of one sequence.
         """
         slots, longest = capabilities.max_sequences, capabilities.max_length
         assert slots is not None
@@ -62,9 +69,12 @@ class PagedModel(Runtime):
         self._capabilities = capabilities
         self.longest = longest
         most = wanted(slots, longest)
-        self.pool = BlockPool(affordable(block_bytes, most, memory, capabilities.device))
+        states = 2 * slots * state_bytes  # those of checkpoints as well
+        blocks = affordable(block_bytes, most, memory, capabilities.device, states)
+        self.pool = BlockPool(blocks)
         self.lock = RLock()
         self._computed: dict[int, Computed] = {}
+        self._states = States()
         self._chunk = chunk
 
     def fresh(self, max_sequences: int) -> Self:
@@ -124,7 +134,10 @@ class PagedModel(Runtime):
         ids = list(sequence_ids)
         with self.whole():
             for sequence_id in ids:
-                self._computed.pop(sequence_id, None)
+                computed = self._computed.pop(sequence_id, None)
+                if computed is not None and not discard:
+                    self._states.save(sequence_id, computed.tokens)
+            self._states.release(ids)
             self.pool.release(ids, discard=discard)
 
     @property
@@ -136,7 +149,7 @@ class PagedModel(Runtime):
     def lookup(self, prefix: Prefix) -> Found:
         """Say what a new sequence would find; see `Runtime.lookup`."""
         with self.whole():
-            blocks, tokens = self.pool.find(prefix.tokens[:-1])
+            blocks, tokens = self.pool.find(self._states.findable(prefix.tokens[:-1], self.pool))
             shared = self.pool.used(blocks[: tokens // self.pool.size])
             return Found(tokens, len(prefix) // self.pool.size + 1 - shared)
 
@@ -251,6 +264,7 @@ class PagedModel(Runtime):
     def _forget(self) -> None:
         self._computed.clear()
         self.pool.forget()
+        self._states.forget()
 
     def _admitted(self, prefix: Prefix) -> tuple[int, int]:
         """Find what was computed of a prefix, its last token left out.
@@ -260,7 +274,7 @@ class PagedModel(Runtime):
         """
         name, known = prefix.sequence_id, prefix.tokens[:-1]
         if name in self._computed:
-            return self._computed[name].shared(known), 0
+            return self._states.reach(name, self._computed[name].shared(known)), 0
         most = self.max_sequences
         if most is not None and len(self._computed) >= most:
             raise ModelError(
@@ -269,7 +283,8 @@ class PagedModel(Runtime):
             )
         if self._watcher is not None:
             known = known[: self._watcher.known(prefix)]
-        found = self.pool.admit(name, known)
+        found = self.pool.admit(name, self._states.findable(known, self.pool))
+        self._states.admit(name, known[:found])
         self._computed[name] = Computed(known[:found])
         return found, found
 
@@ -297,7 +312,8 @@ class PagedModel(Runtime):
             What is left to compute, and how many tokens of each new sequence were found computed.
         """
         if together is None:
-            together = self._chunk if len(prefixes) == 1 else min(PREFILLED_ALONE, self._chunk)
+            few = len(prefixes) > 1 or self._states.recurrent
+            together = min(PREFILLED_ALONE, self._chunk) if few else self._chunk
         starts: list[int] = []
         cached: list[int] = []
         for prefix in prefixes:
@@ -316,6 +332,7 @@ class PagedModel(Runtime):
     ) -> list[list[int]]:
         """Make room for prefixes and so many tokens after each, and return their blocks."""
         tables = []
+        self._states.fold([prefix.sequence_id for prefix in prefixes], starts)
         for prefix, start, count in zip(prefixes, starts, more.tolist(), strict=True):
             name = prefix.sequence_id
             copies = self.pool.extend(name, start, len(prefix) + count)
@@ -395,6 +412,9 @@ class PagedModel(Runtime):
             self._settle([part], DraftedTokens())
             self._show([part], batch, states)
             start = stop
+        if end == len(prefix) - 1:
+            self._states.fold([prefix.sequence_id], [end])
+            self._states.save(prefix.sequence_id, prefix.tokens)
 
     def _show(self, prefixes: Sequence[Prefix], batch: FlatBatch, states: Tensor | None) -> None:
         """Hand the hidden states of prefixes' tokens that were computed to who wants them.

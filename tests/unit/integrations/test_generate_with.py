@@ -224,9 +224,11 @@ def test_an_encoder_decoder_is_named() -> None:
 
 
 def test_a_recurrent_model_is_named() -> None:
-    config = tf.MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
-    model: Any = tf.MambaForCausalLM(config).eval()
-    with pytest.raises(ModelError, match="MambaForCausalLM keeps a recurrent state"):
+    config = tf.RwkvConfig(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16
+    )
+    model: Any = tf.RwkvForCausalLM(config).eval()
+    with pytest.raises(ModelError, match="RwkvForCausalLM keeps a recurrent state"):
         model.generate(
             torch.ones(1, 4, dtype=torch.int64),
             max_new_tokens=4,

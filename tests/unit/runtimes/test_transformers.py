@@ -200,7 +200,10 @@ SMALL = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 1}
 UNFIT = {
     "bloom": (lambda: tf.BloomConfig(vocab_size=31, hidden_size=16, n_layer=1, n_head=2), "ALiBi"),
     "falcon": (lambda: tf.FalconConfig(**SMALL, num_attention_heads=2, alibi=True), "ALiBi"),
-    "mamba": (lambda: tf.MambaConfig(**SMALL, state_size=4), "recurrent state"),
+    "rwkv": (
+        lambda: tf.RwkvConfig(**SMALL | {"num_hidden_layers": 2}, attention_hidden_size=16),
+        "recurrent state",
+    ),
     # Its local window is wider than what is compared when a runtime is made.
     "gpt_neo": (
         lambda: tf.GPTNeoConfig(
@@ -211,16 +214,6 @@ UNFIT = {
             attention_types=[[["global", "local"], 1]],
         ),
         "local layers",
-    ),
-    "lfm2": (
-        lambda: tf.Lfm2Config(
-            **SMALL | {"num_hidden_layers": 2},
-            intermediate_size=32,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            layer_types=["conv", "full_attention"],
-        ),
-        "'conv'",
     ),
 }
 

@@ -192,7 +192,7 @@ class EagleModel(HeadModel):
                 added: after the prefix, and after each token that was fed.
         """
         net, grid = self.net, Grid.of(batch)
-        self._cache.set_batch(grid)
+        self._cache.set_batch(grid, batch)
         masks = grid.masks(list(self.config.windows.items()), net.fc.weight.dtype)
         assert isinstance(masks, dict)
         for mask in masks.values():
@@ -252,7 +252,7 @@ class BlockModel(HeadModel):
         ends = batch.past + batch.missing - 1
         own = self.flat_batch(prefixes, ends.tolist(), batch.tables, masks, batch.drafted)
         grid, last = Grid.of(own), self._sent(ends)[:, None]
-        self._cache.set_batch(grid)
+        self._cache.set_batch(grid, own)
         zero = torch.zeros((), dtype=self.net.fc.weight.dtype, device=self.device)
         added: dict[str | None, Tensor] = {}
         for kind, window in self.config.windows.items():

@@ -199,6 +199,9 @@ class OpenVinoModel(TransformersModel):
         device = architecture.device
         if device.type != "cpu":
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
+        if architecture.state_bytes:
+            name = type(self.hf_model).__name__
+            raise ModelError(f"{name} has recurrent layers, which run on transformers alone")
         place = self._folder / key_of(run, self._weights, self._fingerprint)
         known = kept.find(place)
         graph = ov.Core().read_model(place / GRAPH) if known else None

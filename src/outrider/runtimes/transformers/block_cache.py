@@ -116,8 +116,9 @@ class BlockCache(Cache):
         self._grid: Grid | None = None
         self.stored = [(_zeros(keys, blocks), _zeros(values, blocks)) for keys, values in layers]
 
-    def set_batch(self, grid: Grid) -> None:
+    def set_batch(self, grid: Grid, batch: FlatBatch) -> None:
         """Say what the next forward computes."""
+        del batch
         self._grid = grid
 
     @torch.inference_mode()

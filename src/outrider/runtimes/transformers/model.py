@@ -20,7 +20,9 @@ from ..lengths import checked_length
 from ..paged import PagedModel
 from .block_cache import BlockCache, Grid, block_bytes
 from .early_exit import first_layers
+from .mixers import made_exact
 from .rollback import check_rollback
+from .states import HybridCache
 from .support import Architecture, Run, inspect_architecture, refuse_unsupported
 from .twin import twin
 
@@ -85,7 +87,8 @@ class TransformersModel(PagedModel):
         capabilities = Capabilities(
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
-        self._allot(capabilities, self._block_bytes(), self._memory, self._prefill_chunk)
+        memory, chunk = self._memory, self._prefill_chunk
+        self._allot(capabilities, self._block_bytes(), memory, chunk, of.state_bytes)
         self._make_cache(self.pool.count)
 
     def _block_bytes(self) -> int:
@@ -93,8 +96,12 @@ class TransformersModel(PagedModel):
         return block_bytes(self._architecture.layers)
 
     def _make_cache(self, blocks: int) -> None:
-        """Make blocks of keys and values."""
-        self._cache = BlockCache(self._architecture.layers, blocks)
+        """Make blocks of keys and values, and states of recurrent layers."""
+        of = self._architecture
+        self._cache: BlockCache = BlockCache(of.layers, blocks)
+        if of.state_bytes:
+            count = self.max_sequences or 1
+            self._cache = self._states = HybridCache(of.layers, of.places, blocks, count, of.device)
 
     @property
     def name(self) -> str:
@@ -111,11 +118,14 @@ class TransformersModel(PagedModel):
         """What the types of weights and of products explain; see `Runtime.rounding`.
 
         Torch multiplies float32 in a narrower type where it is set to (`fp32_precision`).
+        Recurrences are computed in float32 by way of triangular systems, which lose half of its
+        digits at worst, whatever the type of the weights.
         """
         dtype, backends = self.hf_model.dtype, torch.backends
         matmul = (backends.cuda if self.device.type == "cuda" else backends.mkldnn).matmul
         narrow = _PRODUCTS.get(matmul.fp32_precision, 0.0) if dtype == torch.float32 else 0.0
-        return rounding_of(max(torch.finfo(dtype).eps, narrow))
+        states = torch.finfo(torch.float32).eps ** 0.5 if self._states.recurrent else 0.0
+        return max(rounding_of(max(torch.finfo(dtype).eps, narrow)), states)
 
     @property
     def token_ratio(self) -> float:
@@ -137,19 +147,18 @@ class TransformersModel(PagedModel):
     @property
     def layer_count(self) -> int:
         """How many layers there are."""
-        return len(self._architecture.layers)
+        return len(self._architecture.places)
 
     def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
         """Compute a batch as rows of equal length; see `PagedModel`."""
         grid = Grid.of(batch)
-        self._cache.set_batch(grid)
+        self._cache.set_batch(grid, batch)
         keep = grid.tokens.shape[1] - int(batch.missing.max()) + 1 - batch.first
         found = (run or self.run)(
             input_ids=grid.tokens,
-            attention_mask=grid.masks(self._architecture.windows, self._architecture.dtype),
-            position_ids=grid.positions,
             use_cache=True,
             logits_to_keep=keep,
+            **self._seen(grid),
             **({"output_hidden_states": True} if batch.layers else {}),
             **{self._architecture.cache_name: self._cache},
         )
@@ -158,6 +167,13 @@ class TransformersModel(PagedModel):
             return Outputs(logits)
         states = torch.stack([found.hidden_states[layer] for layer in batch.layers], 2)
         return Outputs(logits, states[grid.rows, grid.columns])
+
+    def _seen(self, grid: Grid) -> dict[str, Any]:
+        """Make the masks and positions of a forward, for a model that has any use of them."""
+        of = self._architecture
+        if not of.layers:
+            return {}
+        return {"attention_mask": grid.masks(of.windows, of.dtype), "position_ids": grid.positions}
 
     def uncached(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute logits [B, n, V] after each token of B texts, without a cache."""
@@ -186,7 +202,7 @@ class TransformersModel(PagedModel):
         """The model's twin, or the model as its user compiled it."""
         run: Run = self._given
         if run is self.hf_model or self._layers:
-            run = twin(self.hf_model, records=bool(self._layers))
+            run = made_exact(twin(self.hf_model, records=bool(self._layers)))
         return run
 
 

@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
 from ...errors import ModelError
+from .mixers import mixers
 
 Run = Callable[..., Any]
 """What computes a forward: a model of transformers, or what behaves like one."""
+
+_REMEDY = "use a decoder-only model with full or sliding-window attention"
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
 
@@ -24,7 +28,8 @@ class Architecture:
     """A model's shape, as its cache and its masks need it.
 
     Attributes:
-        layers: keys and values of one token in each layer, [1, heads, 1, width].
+        layers: keys and values of one token in each layer that has any, [1, heads, 1, width].
+        places: of each layer its place among these, None if it has none.
         windows: of each kind of attention mask the model wants, the sliding window, None for full
             attention. One entry named None where the model takes a single mask.
         vocab_size: width of the logits.
@@ -33,9 +38,11 @@ class Architecture:
         dtype: of keys and values.
         device: of the model.
         cache_name: the argument of the model's forward that takes a cache.
+        state_bytes: of the recurrent states of a sequence; 0 for a model without.
     """
 
     layers: tuple[tuple[Tensor, Tensor], ...]
+    places: tuple[int | None, ...]
     windows: tuple[tuple[str | None, int | None], ...]
     vocab_size: int
     context_length: int | None
@@ -43,6 +50,7 @@ class Architecture:
     dtype: torch.dtype
     device: torch.device
     cache_name: str = "past_key_values"
+    state_bytes: int = 0
 
 
 def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
@@ -57,43 +65,68 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
             other than full or sliding, several devices, or a forward that fails on one token.
     """
     name, config = type(hf_model).__name__, hf_model.config.get_text_config()
-    cache, argument = DynamicCache(), _cache_name(hf_model)
+    recurrent = mixers(hf_model)
+    cache = DynamicCache(config=config) if recurrent else DynamicCache()
+    argument = _cache_name(hf_model)
     ids = torch.zeros(1, 1, dtype=torch.int64, device=hf_model.device)
     try:
         with torch.inference_mode():
             logits = run(input_ids=ids, use_cache=True, **{argument: cache}).logits
-        layers = tuple((layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in cache.layers)
+        keyed = [isinstance(each, DynamicLayer) and each.is_initialized for each in cache.layers]
+        layers = tuple(
+            (layer.keys[:, :, :1], layer.values[:, :, :1])
+            for layer, has in zip(cache.layers, keyed, strict=True)
+            if has
+        )
     except Exception as error:
         raise ModelError(
             f"{name} failed on one token with a key-value cache ({type(error).__name__}: {error}); "
             "expected a causal language model whose layers all keep keys and values"
         ) from error
+    states = {place: _states(layer) for place, layer in enumerate(cache.layers)}
+    known = {module.layer_idx for module in recurrent}
+    if other := [place for place, some in states.items() if some and place not in known]:
+        raise ModelError(
+            f"{name} keeps states in layers {', '.join(map(str, other))} by functions that are not "
+            f"known here; {_REMEDY}"
+        )
     eos = getattr(getattr(hf_model, "generation_config", None), "eos_token_id", None)
     return Architecture(
         layers=layers,
-        windows=_windows(name, config),
+        places=tuple(sum(keyed[:place]) if has else None for place, has in enumerate(keyed)),
+        windows=_windows(name, config, recurrent=bool(recurrent)),
         vocab_size=logits.shape[-1],
         context_length=_context_length(config),
         eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
-        dtype=layers[0][0].dtype,
+        dtype=layers[0][0].dtype if layers else hf_model.dtype,
         device=hf_model.device,
         cache_name=argument,
+        state_bytes=sum(each.nbytes for some in states.values() for each in some),
     )
+
+
+def _states(layer: Any) -> list[Tensor]:
+    """Return the states of one sequence in a layer of a cache."""
+    if not isinstance(layer, LinearAttentionCacheLayerMixin):
+        return []
+    states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
+    return [each for each in states if each is not None]
 
 
 def refuse_unsupported(hf_model: Any) -> None:
     """Raise ModelError if a model is of a kind that cannot be decoded speculatively."""
     name, config = type(hf_model).__name__, hf_model.config.get_text_config()
-    remedy = "use a decoder-only model with full or sliding-window attention"
+    remedy, recurrent = _REMEDY, mixers(hf_model)
     if config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model; {remedy}")
-    if hf_model._is_stateful:
+    if hf_model._is_stateful and not recurrent:
         raise ModelError(
-            f"{name} keeps a recurrent state, which cannot be cut back to an earlier token; "
-            f"{remedy}"
+            f"{name} keeps a recurrent state by functions that are not known here, so that it "
+            f"cannot be cut back to an earlier token; {remedy}"
         )
     accepted = inspect.signature(hf_model.forward).parameters
-    if getattr(config, "alibi", False) or "position_ids" not in accepted:
+    pure = "cache_params" in accepted
+    if getattr(config, "alibi", False) or not (pure or "position_ids" in accepted):
         raise ModelError(
             f"{name} takes no explicit positions (ALiBi adds them to the attention scores by "
             f"column); {remedy}"
@@ -110,13 +143,16 @@ def refuse_unsupported(hf_model: Any) -> None:
         raise ModelError(
             f"{name} is spread over {', '.join(sorted(devices))}; load it on a single device"
         )
-    _windows(name, config)
+    _windows(name, config, recurrent=bool(recurrent))
 
 
 def _cache_name(hf_model: Any) -> str:
-    """Return the name by which a model takes a cache: transformers 5.24 gave it another one."""
+    """Return the name by which a model takes a cache: it is another in transformers 5.24.
+
+    Models without attention have a third one.
+    """
     accepted = inspect.signature(hf_model.forward).parameters
-    return "cache" if "cache" in accepted else "past_key_values"
+    return next((each for each in ("cache", "cache_params") if each in accepted), "past_key_values")
 
 
 def _context_length(config: Any) -> int | None:
@@ -137,9 +173,13 @@ def _context_length(config: Any) -> int | None:
     return context
 
 
-def _windows(name: str, config: Any) -> tuple[tuple[str | None, int | None], ...]:
+def _windows(
+    name: str, config: Any, *, recurrent: bool
+) -> tuple[tuple[str | None, int | None], ...]:
     window = getattr(config, "sliding_window", None)
     kinds = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ()))
+    if recurrent:
+        return ((None, None),)
     for kind in kinds:
         if kind not in _ATTENTION_KINDS:
             raise ModelError(

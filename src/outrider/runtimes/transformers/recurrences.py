@@ -1,0 +1,199 @@
+"""Recurrences as functions of ancestors: what a few new tokens give, and what they leave behind.
+
+A state is held at one position of a sequence. Of each token since then stands what it did to the
+state: the logarithm of a decay, a left and a right factor. The state after token i is
+
+    S_i = exp(c_i) S_0 + sum over ancestors j of exp(c_i - c_j) left_j (x) right_j
+
+with c the sums of log decays along a token's path, so that it is never written down while drafts
+are verified: chains, ragged rows and trees are all the same. What the next prefix names is folded
+into the state, and the rest is forgotten.
+
+Gated delta rule: Yang et al., arXiv 2412.06464, per channel Kimi Linear, arXiv 2510.26692. Mamba 2:
+Dao and Gu, arXiv 2405.21060. Mamba 1: Gu and Dao, arXiv 2312.00752.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+Records = dict[str, Tensor]
+"""What tokens since the state did to it, each [B, W, ...]."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where the new tokens of a forward stand after their sequences' states.
+
+    Attributes:
+        rows, columns: of each token among those of the forward, int64 [T].
+        steps: which token after its sequence's state it is, int64 [T].
+        seen: which of W tokens since its state a column follows, or is, bool [B, q, W].
+    """
+
+    rows: Tensor
+    columns: Tensor
+    steps: Tensor
+    seen: Tensor
+
+    @cached_property
+    def own(self) -> Tensor:
+        """The step of each column, int64 [B, q]; 0 where there is no token."""
+        own = self.steps.new_zeros(self.seen.shape[:2])
+        own[self.rows, self.columns] = self.steps
+        return own
+
+    @cached_property
+    def real(self) -> Tensor:
+        """Which columns have a token, bool [B, q]."""
+        real = torch.zeros_like(self.own, dtype=torch.bool)
+        real[self.rows, self.columns] = True
+        return real
+
+    def written(self, into: Tensor, new: Tensor) -> Tensor:
+        """Return records [B, W, ...] with those of new tokens, [B, q, ...], in their places."""
+        into = into.clone()
+        into[self.rows, self.steps] = new[self.rows, self.columns].to(into.dtype)
+        return into
+
+    def taps(self, kernel: int) -> Tensor:
+        """Return where the last inputs of each column stand, int64 [B, q, kernel].
+
+        That is among kernel - 1 inputs before the state, and the W after it.
+        """
+        rank = self.seen.flip(2).cumsum(2).flip(2)  # 1 is the token itself, 2 the one before it
+        count = rank[..., 0]
+        steps = torch.arange(self.seen.shape[2], device=self.seen.device)
+        found = []
+        for back in reversed(range(kernel)):
+            within = ((self.seen & (rank == back + 1)) * steps).sum(2) + kernel - 1
+            before = (kernel - 2 - back + count).clamp(min=0)
+            found.append(torch.where(count > back, within, before))
+        return torch.stack(found, 2)
+
+
+def linear(
+    state: Tensor,
+    records: Records,
+    nodes: Nodes,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: Tensor,
+    beta: Tensor | None = None,
+) -> tuple[Tensor, Records]:
+    """Compute gated linear attention of new tokens, or with `beta` the gated delta rule.
+
+    Args:
+        state: S_0, [B, H, K, V].
+        records: "step" and "decay" [B, W, H, 1 or K], "left" [B, W, H, K], "right" [B, W, H, V].
+        nodes: where the tokens stand.
+        query, key: [B, q, H, K].
+        value: [B, q, H, V].
+        step: log decays, [B, q, H, 1], or for each channel [B, q, H, K].
+        beta: how much of what a key recalls is exchanged, [B, q, H].
+
+    Returns:
+        Outputs [B, q, H, V], and the records of all tokens.
+    """
+    steps = nodes.written(records["step"], step)
+    sums = torch.einsum("bqw,bwhk->bqhk", nodes.seen.to(step.dtype), steps)
+    decays, left = nodes.written(records["decay"], sums), nodes.written(records["left"], key)
+    query, key, right, sums = (each.transpose(1, 2) for each in (query, key, value, sums))
+    apart = sums[:, :, :, None] - decays.transpose(1, 2)[:, :, None]
+    between = apart.masked_fill(~nodes.seen[:, None, ..., None], -torch.inf).exp()
+    reached = sums.exp()
+
+    def scores(of: Tensor) -> Tensor:
+        """Products with the left factors of ancestors, decayed, [B, H, q, W]."""
+        if between.shape[-1] == 1:
+            return (of @ left.permute(0, 2, 3, 1)) * between[..., 0]
+        return torch.einsum("bhqk,bwhk,bhqwk->bhqw", of, left, between)
+
+    rights = records["right"]
+    if beta is not None:
+        weight = beta.transpose(1, 2)[..., None]
+        recalled = weight * scores(key)
+        # What earlier tokens wrote is known; the new ones' follows from one another.
+        known = rights.clone()
+        known[nodes.rows, nodes.steps] = 0
+        right = weight * (right - (key * reached) @ state) - recalled @ known.transpose(1, 2)
+        own = nodes.own[:, None, None].expand(-1, *recalled.shape[1:3], -1)
+        system = recalled.gather(3, own).tril(-1).masked_fill(~nodes.real[:, None, None], 0)
+        right = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    rights = nodes.written(rights, right.transpose(1, 2))
+    made = (query * reached) @ state + scores(query) @ rights.transpose(1, 2)
+    found = {"step": steps, "decay": decays, "left": left, "right": rights}
+    return made.transpose(1, 2), found
+
+
+def linear_folded(state: Tensor, records: Records, counts: Tensor) -> Tensor:
+    """Return the states after the first tokens of the records, so many of each row, int64 [B]."""
+    taken = torch.arange(records["decay"].shape[1], device=state.device) < counts[:, None]
+    last = (counts - 1).clamp(min=0)[:, None, None, None].expand(-1, 1, *records["decay"].shape[2:])
+    end = records["decay"].gather(1, last)
+    apart = (end - records["decay"]).masked_fill(~taken[..., None, None], -torch.inf)
+    left = records["left"] * apart.exp()
+    right = records["right"].masked_fill(~taken[..., None, None], 0)
+    return state * end[:, 0].exp()[..., None] + torch.einsum("bwhk,bwhv->bhkv", left, right)
+
+
+def selective(
+    state: Tensor,
+    records: Records,
+    nodes: Nodes,
+    value: Tensor,
+    size: Tensor,
+    decay: Tensor,
+    key: Tensor,
+    query: Tensor,
+) -> tuple[Tensor, Records]:
+    """Compute Mamba 1's selective scan of new tokens, the state of each from its parent's.
+
+    Decays are of each channel and each part of the state, so that no products of keys stand for
+    them.
+
+    Args:
+        state: [B, D, N].
+        records: "size" and "value" [B, W, D], "key" [B, W, N].
+        nodes: where the tokens stand.
+        value, size: of the inputs and steps, [B, q, D].
+        decay: log decays of a step of size 1, [D, N].
+        key, query: [B, q, N].
+
+    Returns:
+        Outputs [B, q, D], and the records of all tokens.
+    """
+    new = {"size": size, "value": value, "key": key}
+    found = {name: nodes.written(records[name], each) for name, each in new.items()}
+    width = nodes.seen.shape[2]
+    steps = torch.arange(width, device=state.device)
+    before = nodes.seen & (steps < nodes.own[..., None])
+    # Tokens of earlier forwards follow one another.
+    parents = (steps - 1).repeat(len(state), 1)
+    last = torch.where(before, steps, -1).amax(2)
+    parents[nodes.rows, nodes.steps] = last[nodes.rows, nodes.columns]
+    states = state.new_zeros(len(state), width + 1, *state.shape[1:])
+    states[:, 0] = state
+    rows = torch.arange(len(state), device=state.device)
+    for step in range(width):
+        states[:, step + 1] = _stepped(states[rows, parents[:, step] + 1], found, step, decay)
+    made = torch.einsum("bqdn,bqn->bqd", states[rows[:, None], nodes.own + 1], query)
+    return made, found
+
+
+def selective_folded(state: Tensor, records: Records, counts: Tensor, decay: Tensor) -> Tensor:
+    """Return the states after the first tokens of the records; see `linear_folded`."""
+    for step in range(records["size"].shape[1]):
+        there = (counts > step)[:, None, None]
+        state = torch.where(there, _stepped(state, records, step, decay), state)
+    return state
+
+
+def _stepped(state: Tensor, records: Records, step: int, decay: Tensor) -> Tensor:
+    size, value, key = (records[name][:, step] for name in ("size", "value", "key"))
+    return torch.exp(decay * size[..., None]) * state + (size * value)[..., None] * key[:, None]

@@ -1,0 +1,285 @@
+"""The cache of a hybrid model: blocks for attention, and of each recurrent layer states.
+
+Each sequence has a slot: in it, for every recurrent layer, the state at one position of the
+sequence, the inputs of its convolutions before that, and records of the tokens since. Beside them
+stand checkpoints, states at the ends of prompts and of texts, by which later sequences find again
+what blocks hold of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...types.transfer import sent
+from ..blocks import BlockPool, Tokens
+from ..flat import FlatBatch, rows_of
+from ..states import States
+from .block_cache import BlockCache, Grid
+from .recurrences import Nodes, Records
+
+PREFILLED = 16
+"""A forward of one row that misses more tokens than this is a part of a prompt: nothing of it is
+taken back, and the layers' own functions compute it."""
+
+
+@dataclass(slots=True)
+class LayerStates:
+    """What one recurrent layer keeps, a row a slot; tensors are made when it is first computed.
+
+    Attributes:
+        state: [slots, ...], None for layers that have convolutions alone.
+        records: of tokens since, each [slots, W, ...].
+        contexts: the inputs before the state, by convolution, [slots, kernel - 1, C].
+        inputs: those since, [slots, W, C].
+        folded: brings states past the first of their records.
+    """
+
+    state: Tensor | None = None
+    records: Records = field(default_factory=dict)
+    contexts: dict[int, Tensor] = field(default_factory=dict)
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+    folded: Callable[[Tensor, Records, Tensor], Tensor] | None = None
+
+    def lasting(self) -> list[Tensor]:
+        """Return what a checkpoint is made of."""
+        return [*self.contexts.values(), *([] if self.state is None else [self.state])]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """States of all layers after some tokens."""
+
+    tokens: Tokens
+    layers: list[list[Tensor]]
+
+
+class HybridCache(BlockCache, States):
+    """Blocks of keys and values, and the states of recurrent layers.
+
+    Args:
+        layers: keys and values of one token in each layer that has any; see `BlockCache`.
+        places: of each layer its place among these, None if it has none.
+        blocks: how many blocks there are.
+        slots: for how many sequences there are states, and at most so many checkpoints.
+
+    Attributes:
+        layers_of: what each recurrent layer keeps, by the number of the layer.
+        rows: the slots of the present forward's rows, int64 [B].
+        nodes: where its tokens stand; None for a part of a prompt.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[Tensor, Tensor]],
+        places: Sequence[int | None],
+        blocks: int,
+        slots: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(layers, blocks)
+        self._places, self._device, self._count = places, device, slots
+        self.layers_of = [LayerStates() for _ in places]
+        self.rows = torch.zeros(0, dtype=torch.int64, device=device)
+        self.nodes: Nodes | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all sequences and checkpoints."""
+        self._slots: dict[int, int] = {}
+        self._free = list(range(self._count))
+        self._base: dict[int, int] = {}
+        self._checkpoints: list[Checkpoint] = []
+
+    recurrent = True
+
+    def reach(self, name: int, shared: int) -> int:
+        """Return from which of so many known tokens of a sequence on it can be computed."""
+        if 0 <= self._base[name] <= shared:
+            return shared
+        self._start(name, None)
+        return 0
+
+    def findable(self, known: Tokens, pool: BlockPool) -> Tokens:
+        """Return the first of some tokens, up to the last checkpoint that blocks reach."""
+        found = self._checkpoint(known[: pool.find(known)[1]])
+        return known[: 0 if found is None else len(found.tokens)]
+
+    def admit(self, name: int, known: Tokens) -> None:
+        """Give a new sequence a slot, with the states after its known tokens."""
+        self._slots[name] = self._free.pop()
+        self._start(name, self._checkpoint(known) if len(known) else None)
+
+    def fold(self, names: Sequence[int], starts: Sequence[int]) -> None:
+        """Bring the states of sequences to these positions, which recorded tokens lead to."""
+        moved = [
+            (name, start - self._base[name])
+            for name, start in zip(names, starts, strict=True)
+            if start > self._base[name]
+        ]
+        if not moved:
+            return
+        rows = self._sent([self._slots[name] for name, _ in moved])
+        counts, most = self._sent([count for _, count in moved]), max(n for _, n in moved)
+        for layer in self.layers_of:
+            for key, context in layer.contexts.items():
+                line = torch.cat([context[rows], layer.inputs[key][rows, :most]], 1)
+                kept = torch.arange(context.shape[1], device=self._device)
+                index = (counts[:, None] + kept)[..., None].expand(-1, -1, line.shape[2])
+                context[rows] = line.gather(1, index)
+            if layer.state is not None and layer.folded is not None:
+                records = {name: each[rows, :most] for name, each in layer.records.items()}
+                layer.state[rows] = layer.folded(layer.state[rows], records, counts)
+        for name, count in moved:
+            self._base[name] += count
+
+    def save(self, name: int, tokens: Tokens) -> None:
+        """Keep a checkpoint of a sequence's states; its tokens begin with these."""
+        slot, tokens = self._slots[name], tokens[: self._base[name]]
+        if not len(tokens):
+            return
+        layers = [[each[slot].clone() for each in layer.lasting()] for layer in self.layers_of]
+        others = [one for one in self._checkpoints if not np.array_equal(one.tokens, tokens)]
+        self._checkpoints = [*others, Checkpoint(tokens.copy(), layers)][-self._count :]
+
+    def release(self, names: Iterable[int]) -> None:
+        """Give back the slots of sequences."""
+        for name in names:
+            if name in self._slots:
+                self._free.append(self._slots.pop(name))
+                del self._base[name]
+
+    # What a forward is told.
+
+    def set_batch(self, grid: Grid, batch: FlatBatch) -> None:
+        """Say what the next forward computes."""
+        super().set_batch(grid, batch)
+        names = list(batch.sequence_ids)
+        bases = np.array([self._base[name] for name in names])
+        self.rows = self._sent([self._slots[name] for name in names])
+        count = int(batch.missing[0])
+        if len(names) == 1 and count > PREFILLED:
+            self.nodes = None
+            self._base[names[0]] += count
+            return
+        base = self._sent(bases)
+        steps = self._sent(batch.places) - base[grid.rows]
+        # What a column sees of earlier and new places, from its sequence's state on.
+        most = grid.seen.shape[2]
+        width = int((batch.places - bases[rows_of(batch.missing + batch.drafted)[0]]).max()) + 1
+        places = (base[:, None] + torch.arange(width, device=self._device))[:, None]
+        index = places.clamp(max=most - 1).expand(-1, grid.seen.shape[1], -1)
+        seen = grid.seen.gather(2, index) & (places < most)
+        real = torch.zeros_like(seen[..., :1])
+        real[grid.rows, grid.columns] = True
+        self.nodes = Nodes(grid.rows, grid.columns, steps, seen & real)
+
+    # What layers of the model call.
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write keys and values; see `BlockCache`."""
+        place = self._places[layer_idx]
+        assert place is not None
+        return super().update(key_states, value_states, place)
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: object,
+    ) -> Tensor:
+        """Keep a convolution's inputs [B, C, q]; return what it reads.
+
+        That is the inputs before the state, and those since, of this forward and earlier ones.
+        """
+        assert conv_kernel_size is not None
+        layer, new = self.layers_of[layer_idx], conv_states.transpose(1, 2)
+        context = layer.contexts.get(state_idx)
+        if context is None:
+            context = new.new_zeros(self._count, conv_kernel_size - 1, new.shape[2])
+            layer.contexts[state_idx] = context
+        before = context[self.rows]
+        if self.nodes is None:
+            line = torch.cat([before, new], 1)
+            context[self.rows] = line[:, line.shape[1] - context.shape[1] :]
+            return line.transpose(1, 2)
+        known = self.room(layer.inputs, state_idx, (new.shape[2],), new)
+        written = self.nodes.written(known, new)
+        self.keep(layer.inputs, {state_idx: written})
+        return torch.cat([before, written], 1).transpose(1, 2)
+
+    def get_conv_state(self, *_: object, **__: object) -> None:
+        """Return None: layers take their path for any number of tokens."""
+
+    def get_recurrent_state(self, *_: object, **__: object) -> None:
+        """Return None; see `get_conv_state`."""
+
+    def update_recurrent_state(self, states: Tensor, *_: object, **__: object) -> Tensor:
+        """Return the states; they are kept where they are computed."""
+        return states
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Return that inputs are kept."""
+        del layer_idx
+        return True
+
+    def has_previous_state(self, *_: object, **__: object) -> bool:
+        """Return False; see `get_conv_state`."""
+        return False
+
+    # What the recurrent functions ask.
+
+    def state(self, layer: LayerStates, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return the states of the rows, [B, ...]; those of a new layer are zero."""
+        if layer.state is None:
+            layer.state = like.new_zeros(self._count, *shape)
+        return layer.state[self.rows]
+
+    def room(
+        self, kept: dict[Any, Tensor], key: Any, shape: tuple[int, ...], like: Tensor
+    ) -> Tensor:
+        """Return the rows' records [B, W, ...] of this forward's width, of zeros where new."""
+        assert self.nodes is not None
+        width = self.nodes.seen.shape[2]
+        held = kept.get(key)
+        if held is None or held.shape[1] < width:
+            more = like.new_zeros(self._count, -(-width // 8) * 8, *shape)
+            if held is not None:
+                more[:, : held.shape[1]] = held
+            kept[key] = held = more
+        return held[self.rows, :width]
+
+    def keep(self, kept: dict[Any, Tensor], found: dict[Any, Tensor]) -> None:
+        """Keep the records of the rows."""
+        for key, each in found.items():
+            kept[key][self.rows, : each.shape[1]] = each
+
+    def _start(self, name: int, checkpoint: Checkpoint | None) -> None:
+        """Set a sequence's states to those of a checkpoint, or before all tokens."""
+        slot = self._slots[name]
+        for number, layer in enumerate(self.layers_of):
+            for place, each in enumerate(layer.lasting()):
+                each[slot] = checkpoint.layers[number][place] if checkpoint else 0.0
+        self._base[name] = len(checkpoint.tokens) if checkpoint else 0
+
+    def _checkpoint(self, known: Tokens) -> Checkpoint | None:
+        """Find the checkpoint after most of some tokens."""
+        fitting = [
+            each
+            for each in self._checkpoints
+            if len(each.tokens) <= len(known)
+            and np.array_equal(each.tokens, known[: len(each.tokens)])
+        ]
+        return max(fitting, key=lambda each: len(each.tokens), default=None)
+
+    def _sent(self, numbers: Sequence[int] | np.ndarray) -> Tensor:
+        return sent(torch.from_numpy(np.asarray(numbers, dtype=np.int64)), self._device)

@@ -1,0 +1,187 @@
+"""Models with recurrent layers pass the kit, and planted mistakes of their states are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+from outrider import TransformersModel
+from outrider.certify.kits.references import TransformersReference
+from outrider.certify.kits.runtime import check_runtime
+from outrider.errors import ModelError
+from outrider.runtimes.transformers.recurrences import Nodes, linear_folded
+from outrider.runtimes.transformers.states import HybridCache
+from outrider.types.finding import Finding
+from tests.support.families import CONTEXT, VOCAB
+from tests.support.hybrids import FAMILIES, exact, random_hybrid
+
+QUICK = ("qwen3_5", "bamba")
+"""One of each linear recurrence."""
+
+ROUNDED = {"nemotron_h": 1e-6, "kimi_linear": 1e-6}
+"""Other parts of these compute in float32 whatever the model's dtype."""
+
+
+@pytest.fixture(autouse=True)
+def exactly() -> Iterator[pytest.MonkeyPatch]:
+    for family in FAMILIES:
+        random_hybrid(family)  # its module is there to be patched
+    with pytest.MonkeyPatch.context() as patch:
+        exact(patch)
+        yield patch
+
+
+def findings(model: Any, tolerance: float = 1e-10, **settings: Any) -> tuple[Finding, ...]:
+    given = {"max_sequences": 3, "max_length": 120} | settings
+    reference = TransformersReference(model)
+    return check_runtime(lambda: TransformersModel(model, **given), reference, tolerance=tolerance)
+
+
+def failed(model: Any, **settings: Any) -> list[str]:
+    return [each.name for each in findings(model, **settings) if not each.passed]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in FAMILIES],
+)
+def test_a_hybrid_model_passes(family: str) -> None:
+    assert not failed(random_hybrid(family), tolerance=ROUNDED.get(family, 1e-10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5", "zamba2", "lfm2", "jamba"])
+@pytest.mark.parametrize("chunk", [3, 20])
+def test_small_chunks_and_other_numbers_of_slots_pass(family: str, chunk: int) -> None:
+    slots = {"max_sequences": 1 + chunk % 4, "prefill_chunk": chunk}
+    assert not failed(random_hybrid(family), **slots)
+
+
+def noticed(model: Any) -> bool:
+    """Whether the kit fails, or the model is refused where it is made."""
+    try:
+        return bool(failed(model))
+    except ModelError:
+        return True
+
+
+def never_folded(cache: HybridCache, names: Any, starts: Any) -> None:
+    for name, start in zip(names, starts, strict=True):
+        cache._base[name] = max(cache._base[name], start)
+
+
+def context_kept(cache: HybridCache, names: Any, starts: Any) -> None:
+    kept = [{key: each.clone() for key, each in of.contexts.items()} for of in cache.layers_of]
+    FOLD(cache, names, starts)
+    for layer, contexts in zip(cache.layers_of, kept, strict=True):
+        layer.contexts.update(contexts)
+
+
+def slightly_off(state: Any, records: Any, counts: Any) -> Any:
+    found = FOLDED(state, records, counts)
+    return state + 0.999 * (found - state)
+
+
+def chains_only(nodes: Nodes, kernel: int) -> Any:
+    steps = torch.arange(nodes.seen.shape[2])
+    chain = (steps <= nodes.own[..., None]) & nodes.real[..., None]
+    return TAPS(Nodes(nodes.rows, nodes.columns, nodes.steps, chain), kernel)
+
+
+def anywhere(cache: HybridCache, name: int, shared: int) -> int:
+    del cache, name
+    return shared
+
+
+def unsaved(cache: HybridCache, name: int, checkpoint: Any) -> None:
+    START(cache, name, None)
+    cache._base[name] = len(checkpoint.tokens) if checkpoint else 0
+
+
+FOLD, START, TAPS, FOLDED = (
+    HybridCache.fold,
+    HybridCache._start,
+    Nodes.taps,
+    linear_folded,
+)
+MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "states are never folded": (HybridCache, "fold", never_folded),
+    "inputs of convolutions are not folded": (HybridCache, "fold", context_kept),
+    "trees are convolved as chains": (Nodes, "taps", chains_only),
+    "states are cut back to any token": (HybridCache, "reach", anywhere),
+    "checkpoints are not restored": (HybridCache, "_start", unsaved),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_5", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bamba", "lfm2"))],
+)
+def test_a_planted_mistake_is_seen(
+    family: str, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*MISTAKES[mistake])
+    assert noticed(random_hybrid(family))
+
+
+def test_a_fold_that_is_slightly_off_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.runtimes.transformers.mixers.linear_folded", slightly_off)
+    assert noticed(random_hybrid("qwen3_5"))
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "RecurrentGemma": lambda: tf.RecurrentGemmaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=3,
+        intermediate_size=48,
+        lru_width=32,
+        attention_window_size=16,
+    ),
+    "Rwkv": lambda: tf.RwkvConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, attention_hidden_size=32
+    ),
+    "MiniMax": lambda: tf.MiniMaxConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=48,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        max_position_embeddings=CONTEXT,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_recurrences_are_refused_by_name(name: str) -> None:
+    model = tf.AutoModelForCausalLM.from_config(REFUSED[name]())
+    with pytest.raises(ModelError, match=name) as refused:
+        TransformersModel(model)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5", "bamba", "jamba"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_models_as_they_come_pass_within_their_own_rounding(
+    family: str, dtype: torch.dtype, exactly: pytest.MonkeyPatch
+) -> None:
+    """By transformers' own recurrences; but for the greedy text: rounded logits tie."""
+    exactly.undo()
+    model = random_hybrid(family, dtype=dtype)
+    found = check_runtime(
+        lambda: TransformersModel(model, max_sequences=3, max_length=120),
+        TransformersReference(model),
+    )
+    wrong = {each.name: each.detail for each in found if not each.passed}
+    assert not wrong
