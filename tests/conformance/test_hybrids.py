@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -171,8 +172,13 @@ def test_other_recurrences_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "bamba", "jamba"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("jamba", torch.float32),  # in bfloat16 rounding decides between its experts
+        *product(("qwen3_5", "bamba"), (torch.float32, torch.bfloat16)),
+    ],
+)
 def test_models_as_they_come_pass_within_their_own_rounding(
     family: str, dtype: torch.dtype, exactly: pytest.MonkeyPatch
 ) -> None:

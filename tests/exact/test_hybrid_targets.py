@@ -80,9 +80,10 @@ CASES = [
 @pytest.mark.parametrize(("family", "shape"), CASES)
 def test_greedy_texts_are_those_of_generate(family: str, shape: str) -> None:
     model = random_hybrid(family)
-    draft = ModelDrafter(TransformersModel(resembling(model, 0.02), max_sequences=3))
+    room = {"max_sequences": 3, "max_length": 120}
+    draft = ModelDrafter(TransformersModel(resembling(model, 0.02), **room))
     config = SpeculativeConfig(depth="fixed", **SHAPES[shape])
-    target = TransformersModel(model, max_sequences=3)
+    target = TransformersModel(model, **room)
     decoder = SpeculativeDecoder(target, draft, config=config)
     params = SamplingParams(max_tokens=TOKENS, temperature=0)
     expected = [greedy_reference(model, each, TOKENS) for each in prompts()]

@@ -195,6 +195,8 @@ def _delta(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
+    kind = query.dtype
+    query, key, value, g, beta = (each.double() for each in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         query, key = (
             each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (query, key)
@@ -212,7 +214,7 @@ def _delta(
         new = beta[:, place, :, None] * (value[:, place] - recalled)
         state = state + key[:, place, :, :, None] * new[:, :, None]
         made.append(torch.einsum("bhk,bhkv->bhv", query[:, place], state))
-    return torch.stack(made, 1) * query.shape[-1] ** -0.5, state
+    return (torch.stack(made, 1) * query.shape[-1] ** -0.5).to(kind), state
 
 
 def _mamba2(

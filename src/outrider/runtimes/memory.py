@@ -48,8 +48,9 @@ def affordable(
     least = _LEAST * block_bytes + states
     if memory is not None:
         if memory < least:
-            what = f"{_LEAST} blocks of keys and values" + ", and states" * bool(states)
-            raise InvalidConfigError("kv_cache_memory", memory, f"bytes for {what}: {least}")
+            what = "keys and values" + ", and states" * bool(states)
+            expected = f"bytes for at least {_LEAST} blocks of {what}, {least}"
+            raise InvalidConfigError("kv_cache_memory", memory, expected)
         return min(most, (memory - states) // max(1, block_bytes))
     free = psutil.virtual_memory().available
     if device.type == "cuda":

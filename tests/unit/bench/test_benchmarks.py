@@ -17,7 +17,7 @@ from benchmarks.svg import Bar, bars
 import outrider
 from outrider.errors import InvalidConfigError
 
-from ...support.bench import load_pair
+from ...support.bench import load_pair, pair
 
 SVG = "{http://www.w3.org/2000/svg}"
 TINY = Scope(rounds=2, tokens=10, workloads=("random",), temps=(0.0,), batches=(1,))
@@ -45,6 +45,7 @@ def _made(date: str = "2026-01-02", version: str = "1.0", cpu: str = "Some CPU")
 @pytest.fixture(autouse=True)
 def _tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outrider, "load", load_pair)
+    monkeypatch.setattr(outrider, "load_head", lambda *_: pair().model_drafter)
 
 
 @pytest.mark.parametrize("name", NAMES)
