@@ -214,6 +214,8 @@ def _linear(
     """Compute a linear recurrence of new tokens, and keep their records."""
     assert cache.nodes is not None
     layer.folded = linear_folded
+    query, key, value, step = (each.to(state.dtype) for each in (query, key, value, step))
+    beta = beta if beta is None else beta.to(state.dtype)
     gates = step.shape[2:]
     shapes = {"step": gates, "decay": gates, "left": key.shape[2:], "right": value.shape[2:]}
     records = _records(cache, layer, shapes, value)
