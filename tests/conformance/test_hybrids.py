@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -13,10 +14,12 @@ import transformers as tf
 from outrider import TransformersModel
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
+from outrider.certify.kits.runtime_case import proposal
 from outrider.errors import ModelError
 from outrider.runtimes.transformers.recurrences import Nodes, linear_folded
 from outrider.runtimes.transformers.states import HybridCache
 from outrider.types.finding import Finding
+from outrider.types.records import Prefix
 from tests.support.families import CONTEXT, VOCAB
 from tests.support.hybrids import FAMILIES, exact, random_hybrid
 
@@ -113,7 +116,7 @@ MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "states are never folded": (HybridCache, "fold", never_folded),
     "inputs of convolutions are not folded": (HybridCache, "fold", context_kept),
     "trees are convolved as chains": (Nodes, "taps", chains_only),
-    "states are cut back to any token": (HybridCache, "reach", anywhere),
+    "states are cut back to any token": (HybridCache, "cut", anywhere),
     "checkpoints are not restored": (HybridCache, "_start", unsaved),
 }
 
@@ -133,6 +136,32 @@ def test_a_planted_mistake_is_seen(
 def test_a_fold_that_is_slightly_off_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.runtimes.transformers.mixers.linear_folded", slightly_off)
     assert noticed(random_hybrid("qwen3_5"))
+
+
+def verified(target: TransformersModel, name: int, text: list[int], drafts: list[int]) -> None:
+    """Verify a chain, and compare all logits with a full forward's."""
+    scores = target.verify([Prefix(name, text)], proposal([(drafts, range(len(drafts)))]))
+    expected = target.uncached([text + drafts])[0, len(text) - 1 :]
+    torch.testing.assert_close(scores.logits[0], expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_states_are_those_of_what_is_known(family: str) -> None:
+    """A text is cut back with nothing computed after it, or prefilled with nothing missing."""
+    target = TransformersModel(random_hybrid(family), max_sequences=3, max_length=120)
+    text = [number * 7 % VOCAB for number in range(1, 41)]
+    verified(target, 0, text[:20], text[20:24])
+    target.prefill(Prefix(0, text[:4]), 0)
+    verified(target, 0, text[:21], text[21:23])
+    verified(target, 1, text[:9], text[9:12])
+    target.prefill(Prefix(1, text[:12]), 9)
+    target.release([1])
+    verified(target, 2, text[:14], text[14:16])
+    cursor = target.open([Prefix(2, text[:18])], 2)
+    target.prefill(Prefix(2, text[:18]), 9)
+    with suppress(ModelError):  # it may be of use no longer
+        cursor.step(torch.tensor([text[18]]))
+    verified(target, 2, text[:20], text[20:22])
 
 
 REFUSED: dict[str, Callable[[], Any]] = {

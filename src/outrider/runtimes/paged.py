@@ -274,7 +274,11 @@ class PagedModel(Runtime):
         """
         name, known = prefix.sequence_id, prefix.tokens[:-1]
         if name in self._computed:
-            return self._states.reach(name, self._computed[name].shared(known)), 0
+            shared = self._computed[name].shared(known)
+            start = self._states.cut(name, shared)
+            if self._states.recurrent:  # what follows is relied on as far as the states go
+                self._computed[name] = Computed(known[:start])
+            return start, 0
         most = self.max_sequences
         if most is not None and len(self._computed) >= most:
             raise ModelError(
@@ -284,7 +288,7 @@ class PagedModel(Runtime):
         if self._watcher is not None:
             known = known[: self._watcher.known(prefix)]
         found = self.pool.admit(name, self._states.findable(known, self.pool))
-        self._states.admit(name, known[:found])
+        found = self._states.admit(name, known[:found])
         self._computed[name] = Computed(known[:found])
         return found, found
 

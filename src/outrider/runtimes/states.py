@@ -24,11 +24,13 @@ class States:
         del pool
         return known
 
-    def admit(self, name: int, known: Tokens) -> None:
-        """Take a new sequence, of which these tokens are computed."""
+    def admit(self, name: int, known: Tokens) -> int:
+        """Take a new sequence, of which blocks hold these tokens; return how many it has."""
+        del name
+        return len(known)
 
-    def reach(self, name: int, shared: int) -> int:
-        """Return from which of so many known tokens of a sequence on it can be computed."""
+    def cut(self, name: int, shared: int) -> int:
+        """Cut a sequence back to so many of its tokens, or fewer; return how many."""
         del name
         return shared
 

@@ -13,6 +13,7 @@ import torch
 from torch.nn import ModuleList
 
 from ...errors import InvalidConfigError, ModelError
+from .mixers import made_exact
 from .twin import sharing, twin
 
 
@@ -24,7 +25,7 @@ def first_layers(hf_model: Any, layers: int) -> Any:
         InvalidConfigError: there are not more layers than that.
         ModelError: the layers are not found, or do not run without those after them.
     """
-    model = truncated(twin(hf_model), layers)
+    model = truncated(made_exact(twin(hf_model)), layers)
     try:
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
     except Exception as error:

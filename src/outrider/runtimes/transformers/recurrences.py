@@ -100,6 +100,9 @@ def linear(
     Returns:
         Outputs [B, q, H, V], and the records of all tokens.
     """
+    # What earlier texts and refused drafts left may be NaN, and zero times NaN is NaN.
+    unseen = ~nodes.seen.any(1)[..., None, None]
+    records = {name: each.masked_fill(unseen, 0) for name, each in records.items()}
     steps = nodes.written(records["step"], step)
     sums = torch.einsum("bqw,bwhk->bqhk", nodes.seen.to(step.dtype), steps)
     decays, left = nodes.written(records["decay"], sums), nodes.written(records["left"], key)
@@ -124,6 +127,7 @@ def linear(
         right = weight * (right - (key * reached) @ state) - recalled @ known.transpose(1, 2)
         own = nodes.own[:, None, None].expand(-1, *recalled.shape[1:3], -1)
         system = recalled.gather(3, own).tril(-1).masked_fill(~nodes.real[:, None, None], 0)
+        right = right.masked_fill(~nodes.real[:, None, :, None], 0)
         right = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     rights = nodes.written(rights, right.transpose(1, 2))
     made = (query * reached) @ state + scores(query) @ rights.transpose(1, 2)
@@ -137,7 +141,7 @@ def linear_folded(state: Tensor, records: Records, counts: Tensor) -> Tensor:
     last = (counts - 1).clamp(min=0)[:, None, None, None].expand(-1, 1, *records["decay"].shape[2:])
     end = records["decay"].gather(1, last)
     apart = (end - records["decay"]).masked_fill(~taken[..., None, None], -torch.inf)
-    left = records["left"] * apart.exp()
+    left = records["left"].masked_fill(~taken[..., None, None], 0) * apart.exp()
     right = records["right"].masked_fill(~taken[..., None, None], 0)
     return state * end[:, 0].exp()[..., None] + torch.einsum("bwhk,bwhv->bhkv", left, right)
 

@@ -98,8 +98,8 @@ class HybridCache(BlockCache, States):
 
     recurrent = True
 
-    def reach(self, name: int, shared: int) -> int:
-        """Return from which of so many known tokens of a sequence on it can be computed."""
+    def cut(self, name: int, shared: int) -> int:
+        """Cut a sequence back to so many tokens, or to none if its state is beyond them."""
         if 0 <= self._base[name] <= shared:
             return shared
         self._start(name, None)
@@ -110,10 +110,12 @@ class HybridCache(BlockCache, States):
         found = self._checkpoint(known[: pool.find(known)[1]])
         return known[: 0 if found is None else len(found.tokens)]
 
-    def admit(self, name: int, known: Tokens) -> None:
-        """Give a new sequence a slot, with the states after its known tokens."""
+    def admit(self, name: int, known: Tokens) -> int:
+        """Give a new sequence a slot, with the states of the last checkpoint in its tokens."""
         self._slots[name] = self._free.pop()
-        self._start(name, self._checkpoint(known) if len(known) else None)
+        found = self._checkpoint(known)
+        self._start(name, found)
+        return self._base[name] if found else 0
 
     def fold(self, names: Sequence[int], starts: Sequence[int]) -> None:
         """Bring the states of sequences to these positions, which recorded tokens lead to."""
@@ -140,9 +142,10 @@ class HybridCache(BlockCache, States):
 
     def save(self, name: int, tokens: Tokens) -> None:
         """Keep a checkpoint of a sequence's states; its tokens begin with these."""
-        slot, tokens = self._slots[name], tokens[: self._base[name]]
-        if not len(tokens):
+        slot, base = self._slots[name], self._base[name]
+        if not 0 < base <= len(tokens):
             return
+        tokens = tokens[:base]
         layers = [[each[slot].clone() for each in layer.lasting()] for layer in self.layers_of]
         others = [one for one in self._checkpoints if not np.array_equal(one.tokens, tokens)]
         self._checkpoints = [*others, Checkpoint(tokens.copy(), layers)][-self._count :]
@@ -154,7 +157,7 @@ class HybridCache(BlockCache, States):
                 self._free.append(self._slots.pop(name))
                 del self._base[name]
 
-    # What a forward is told.
+    # What a forward computes.
 
     def set_batch(self, grid: Grid, batch: FlatBatch) -> None:
         """Say what the next forward computes."""

@@ -179,6 +179,11 @@ def _windows(
     window = getattr(config, "sliding_window", None)
     kinds = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ()))
     if recurrent:
+        if window is not None and any("sliding" in kind for kind in kinds):
+            raise ModelError(
+                f"{name} has sliding windows beside recurrent layers, which are not heeded here; "
+                f"{_REMEDY}"
+            )
         return ((None, None),)
     for kind in kinds:
         if kind not in _ATTENTION_KINDS:
