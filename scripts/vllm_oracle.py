@@ -103,6 +103,10 @@ def of_vllm(target: Path, head: Path, given: Sequence[list[int]]) -> Iterator[Ro
 def figures(texts: Sequence[Rounds]) -> dict[str, Any]:
     """Reduce rounds to acceptance: without first ones, which draft nothing, and last ones."""
     lengths = [len(each) for rounds in texts for each in rounds[1:-1]]
+    if not lengths:
+        sys.exit(
+            f"texts of {EMITTED} tokens have no rounds between the first and the last; raise it"
+        )
     reached = [sum(length > place for length in lengths) for place in range(DEPTH + 1)]
     return {
         "rounds": len(lengths),

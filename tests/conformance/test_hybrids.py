@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
@@ -14,8 +15,9 @@ import transformers as tf
 from outrider import TransformersModel
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
-from outrider.certify.kits.runtime_case import proposal
+from outrider.certify.kits.runtime_case import Row, proposal
 from outrider.errors import ModelError
+from outrider.runtimes.transformers.early_exit import truncated
 from outrider.runtimes.transformers.recurrences import Nodes, linear_folded
 from outrider.runtimes.transformers.states import HybridCache
 from outrider.types.finding import Finding
@@ -164,6 +166,78 @@ def test_states_are_those_of_what_is_known(family: str) -> None:
     verified(target, 2, text[:20], text[20:22])
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "bamba", "jamba"])
+def test_drafts_of_which_the_model_makes_nan_spoil_nothing_else(family: str) -> None:
+    model = random_hybrid(family)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[-1] = torch.nan
+    target = TransformersModel(model, max_sequences=2, max_length=120)
+    texts = [[number * step % (VOCAB - 1) for number in range(1, 31)] for step in (7, 11)]
+    spoiled: Row = ([texts[0][9], VOCAB - 1, 3], range(3))
+    rows = [spoiled, (texts[1][9:14], range(5))]
+    target.verify([Prefix(row, text[:9]) for row, text in enumerate(texts)], proposal(rows))
+    # Of one row no draft is kept, of the other all: they are folded together.
+    parts = [[*texts[0][:9], 5, 6], texts[1][:16]]
+    scores = target.verify([Prefix(*each) for each in enumerate(parts)], proposal([([], ())] * 2))
+    target.release([0])
+    verified(target, 2, texts[1][:8], texts[1][8:12])
+    for logits, part in zip(scores.logits[:, 0], parts, strict=True):
+        expected = target.uncached([part])[0, -1]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-8)
+
+
+def test_a_stale_record_of_nan_spoils_no_later_draft() -> None:
+    model = random_hybrid("qwen3_5")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[-1] = torch.nan
+    target = TransformersModel(model, max_sequences=2, max_length=120)
+    prefixes = [Prefix(0, [1, 2, 3]), Prefix(1, [4, 5, 6, 7, 8, 9])]
+    cursor = target.open(prefixes, 4)
+    for _ in range(3):
+        cursor.step(torch.tensor([VOCAB - 1, VOCAB - 1]))
+    target.release([1, 0])  # the last slot that is given back is the first to be used
+    logits = target.open([Prefix(2, [2, 3]), Prefix(3, [5, 6, 7, 8, 9, 1])], 2).logits
+    for found, text in zip(logits, ([2, 3], [5, 6, 7, 8, 9, 1]), strict=True):
+        expected = target.uncached([text])[0, -1]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1"])
+def test_first_layers_go_on_from_the_states_of_a_prefix(family: str) -> None:
+    model, text = random_hybrid(family), [number * 7 % VOCAB for number in range(1, 24)]
+    target = TransformersModel(model, max_sequences=2, max_length=120)
+    cursor = target.open([Prefix(0, text)], 3, target.first_layers(2))
+    first = truncated(model, 2)
+    for token in (5, 9, 3):
+        with torch.inference_mode():
+            expected = first(torch.tensor([text]), use_cache=False).logits[0, -1]
+        torch.testing.assert_close(cursor.logits[0], expected, rtol=0, atol=1e-8)
+        text.append(token)
+        cursor.step(torch.tensor([token]))
+
+
+def test_a_checkpoint_beyond_what_blocks_hold_is_not_taken() -> None:
+    target = TransformersModel(random_hybrid("qwen3_5"), max_sequences=2, max_length=120)
+    text = [number * 7 % VOCAB for number in range(1, 43)]
+    verified(target, 0, text, [1, 2])
+    known = np.array(text)
+    assert target._states.admit(7, known[:32]) == 0
+    target._states.release([7])
+    assert target._states.admit(7, known[:41]) == 41
+
+
+def test_a_shared_prompt_is_kept_as_long_as_it_is_of_use() -> None:
+    target = TransformersModel(random_hybrid("qwen3_5"), max_sequences=2, max_length=120)
+    prompt = [number * 7 % VOCAB for number in range(1, 43)]
+    verified(target, 0, [*prompt, 0], [1])
+    target.release([0])
+    for name in range(1, 6):
+        text = [*prompt, *(number * name % VOCAB for number in range(name, name + 20))]
+        assert target.lookup(Prefix(name, text)).tokens == 42
+        verified(target, name, text, [1])
+        target.release([name])
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     "RecurrentGemma": lambda: tf.RecurrentGemmaConfig(
         vocab_size=VOCAB,
@@ -176,6 +250,18 @@ REFUSED: dict[str, Callable[[], Any]] = {
     ),
     "Rwkv": lambda: tf.RwkvConfig(
         vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, attention_hidden_size=32
+    ),
+    "sliding windows": lambda: tf.Lfm3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=3,
+        intermediate_size=48,
+        max_position_embeddings=CONTEXT,
+        pad_token_id=None,
+        sliding_window=4,
+        layer_types=["conv", "sliding_attention", "full_attention"],
     ),
     "MiniMax": lambda: tf.MiniMaxConfig(
         vocab_size=VOCAB,
@@ -198,6 +284,12 @@ def test_other_recurrences_are_refused_by_name(name: str) -> None:
     with pytest.raises(ModelError, match=name) as refused:
         TransformersModel(model)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_hybrid_is_refused_by_that_reason() -> None:
+    with pytest.raises(ModelError, match="recurrent layers and was compiled; give the model"):
+        TransformersModel(torch.compile(random_hybrid("bamba")))
 
 
 @pytest.mark.slow

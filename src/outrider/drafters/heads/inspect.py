@@ -17,6 +17,9 @@ from .checkpoint import HeadConfig, read_config, read_tensors
 from .drafter import HeadDrafter
 from .loading import head_of, load_head, misfits
 
+PIECE = 64
+"""Tokens of a text that the target computes in one forward."""
+
 ANCHORS = 64
 """Places of the texts that are drafted from, at most."""
 
@@ -64,7 +67,7 @@ def measured(
     Raises:
         ModelError: the checkpoint cannot be used, or no text is long enough.
     """
-    usable = [list(text) for text in texts if len(text) > depth + 2]
+    usable = [list(text[: target.longest]) for text in texts if len(text) > depth + 2]
     if not usable:
         raise ModelError(f"no text has more than {depth + 2} tokens; give longer ones to measure")
     drafter, found = load_head(folder, target, max_sequences=1), read_tensors(folder)
@@ -95,12 +98,16 @@ def _readings(config: HeadConfig, count: int) -> Iterator[tuple[str, HeadConfig]
 @torch.inference_mode()
 def _computed(target: Any, text: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the target's distributions after each token of a text, and all layers' states."""
-    rest = torch.tensor([text[1:]], device=target.device)
-    lengths = np.array([rest.shape[1]])
-    proposal = DraftProposal(rest, lengths, Distributions(point_masses=rest))
-    scores = target.verify([Prefix(-1, text[:1])], proposal)
+    logits, states = [], []
+    for start in range(0, len(text), PIECE):
+        rest = torch.tensor([text[start + 1 : start + PIECE]], device=target.device).long()
+        lengths = np.array([rest.shape[1]])
+        proposal = DraftProposal(rest, lengths, Distributions(point_masses=rest))
+        scores = target.verify([Prefix(-1, text[: start + 1])], proposal)
+        logits.append(scores.logits[0])
+        states.append(scores.hidden[0])
     target.release([-1], discard=True)
-    return scores.logits[0].double().softmax(-1), scores.hidden[0]
+    return torch.cat(logits).double().softmax(-1), torch.cat(states)
 
 
 @torch.inference_mode()

@@ -101,8 +101,11 @@ def misfits(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> Iter
             yield "d2t holds ids where offsets are expected: id = i + d2t[i]"
         elif not torch.equal(tokens, named):
             yield "d2t and t2d name different tokens"
-        elif int(tokens.max()) >= size or len(tokens) != config.vocab_size:
-            yield f"d2t leads {len(tokens)} tokens to ids up to {int(tokens.max())} of {size}"
+        elif int(tokens.min()) < 0 or int(tokens.max()) >= size or len(tokens) != config.vocab_size:
+            ids = f"{int(tokens.min())} to {int(tokens.max())}"
+            yield f"d2t leads {len(tokens)} tokens to ids from {ids} of {size}"
+        if config.kind == "dflash2":
+            yield "d2t beside a selector of candidates is not read: draft the whole vocabulary"
     if config.flag("norm_before_fc") and config.flag("fc_norm"):
         yield "norm_before_fc and fc_norm are both set; at most one is"
     if config.blocks and not 0 <= config.number("mask_token_id", 0) < size:

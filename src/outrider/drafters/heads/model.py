@@ -71,7 +71,8 @@ class HeadModel(PagedModel):
         long = []
         with self.whole():
             for each in hidden:
-                name, own, start = each.prefix.sequence_id, each.states, each.start
+                # A copy, so that the other states of its forward need not stay.
+                name, own, start = each.prefix.sequence_id, each.states.clone(), each.start
                 known = self._pending.get(name)
                 if known is not None and known.start <= start <= known.start + len(known.states):
                     own = torch.cat([known.states[: start - known.start], own])
@@ -168,13 +169,18 @@ class HeadModel(PagedModel):
             self.pool.note(name, prefix.tokens[:count])
             self._computed[name] = Computed(prefix.tokens[:count])
             pending = self._pending.pop(name, None)
-            if pending is not None and (left := pending.states[count - pending.start :]).numel():
-                self._pending[name] = HiddenStates(pending.prefix, count, left)
+            if pending is None:
+                continue
+            start = max(count, pending.start)
+            if (left := pending.states[start - pending.start :]).numel():
+                self._pending[name] = HiddenStates(pending.prefix, start, left.clone())
 
     def _catch_up(self, name: int) -> None:
         """Compute all tokens of a sequence whose states are known, if there is room."""
         # A prefix's last token is never prefilled.
-        longer = self._pending[name].prefix.extended([0])
+        if (pending := self._pending.get(name)) is None:
+            return  # another thread has reset it
+        longer = pending.prefix.extended([0])
         with suppress(CacheFullError):
             if self.known(longer) == len(longer) - 1:
                 self.prefill(longer, len(longer))

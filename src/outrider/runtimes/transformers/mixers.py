@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,14 @@ from .recurrences import Records, linear, linear_folded, selective, selective_fo
 from .states import HybridCache, LayerStates
 
 Function = Callable[..., Any]
+
+
+class Site(NamedTuple):
+    """Where a function is exchanged: the function, the cache, and what the layer keeps there."""
+
+    original: Function
+    cache: HybridCache
+    layer: LayerStates
 
 
 def mixers(model: Module) -> list[Any]:
@@ -43,10 +51,9 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     cache = next((each for each in kwargs.values() if isinstance(each, HybridCache)), None)
     if cache is None:
         return type(module).forward(module, *args, **kwargs)
-    layer = cache.layers_of[module.layer_idx]
-    known = code.__globals__
+    layer, known = cache.layers_of[module.layer_idx], code.__globals__
     own = {
-        name: partial(_EXCHANGED[name], known[name], cache, layer)
+        name: partial(_EXCHANGED[name], Site(known[name], cache, layer))
         for name in _exchanged(type(module))
     }
     inner = FunctionType(
@@ -71,9 +78,7 @@ def _exchanged(kind: type[Module]) -> set[str]:
 
 
 def _convolution(
-    original: Function,
-    cache: HybridCache,
-    layer: LayerStates,  # noqa: ARG001 - all take one
+    site: Site,
     hidden_states: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -81,10 +86,10 @@ def _convolution(
     **more: Any,
 ) -> Tensor:
     """Convolve each token's last inputs along its path; see `HybridCache.update_conv_state`."""
-    if cache.nodes is None:
-        made: Tensor = original(hidden_states, weight, bias, activation=activation, **more)
+    if site.cache.nodes is None:
+        made: Tensor = site.original(hidden_states, weight, bias, activation=activation, **more)
         return made
-    taps = cache.nodes.taps(weight.shape[-1])
+    taps = site.cache.nodes.taps(weight.shape[-1])
     flat = taps.flatten(1)[:, None].expand(-1, hidden_states.shape[1], -1)
     taken = hidden_states.to(weight.dtype).gather(2, flat).unflatten(2, taps.shape[1:])
     found = torch.einsum("bcqk,ck->bcq", taken, weight)
@@ -96,9 +101,7 @@ def _convolution(
 
 def _delta(
     root: bool,
-    original: Function,
-    cache: HybridCache,
-    layer: LayerStates,
+    site: Site,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -110,12 +113,12 @@ def _delta(
 ) -> tuple[Tensor, Tensor]:
     """Compute the gated delta rule, per head or, as Kimi's, per channel (`root`)."""
     shape = value.shape[2], key.shape[3], value.shape[3]
-    state = cache.state(layer, shape, _wide(value))
-    if cache.nodes is None:
+    state = site.cache.state(site.layer, shape, _wide(value))
+    if site.cache.nodes is None:
         more |= {"initial_state": state, "output_final_state": True}
         more["use_qk_l2norm_in_kernel"] = use_qk_l2norm_in_kernel
-        made, last = original(query, key, value, g=g, beta=beta, **more)
-        return made, _kept(cache, layer, last)
+        made, last = site.original(query, key, value, g=g, beta=beta, **more)
+        return made, _kept(site, last)
     kind = query.dtype
     query, key, value, g, beta = map(_wide, (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
@@ -123,14 +126,12 @@ def _delta(
     heads = value.shape[2] // key.shape[2]
     query, key = (each.repeat_interleave(heads, 2) for each in (query, key))
     step = g if g.ndim == 4 else g[..., None]
-    made = _linear(cache, layer, state, query * query.shape[-1] ** -0.5, key, value, step, beta)
+    made = _linear(site, state, query * query.shape[-1] ** -0.5, key, value, step, beta)
     return made.to(kind), state
 
 
 def _mamba2(
-    original: Function,
-    cache: HybridCache,
-    layer: LayerStates,
+    site: Site,
     hidden_states: Tensor,
     dt: Tensor,
     A: Tensor,
@@ -145,25 +146,23 @@ def _mamba2(
 ) -> Any:
     """Compute Mamba 2's scan."""
     heads, x = hidden_states.shape[2], _wide(hidden_states)
-    state = cache.state(layer, (heads, B.shape[3], x.shape[3]), x)
-    if cache.nodes is None:
+    state = site.cache.state(site.layer, (heads, B.shape[3], x.shape[3]), x)
+    if site.cache.nodes is None:
         settings = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit}
         more |= settings | {"initial_states": state.transpose(2, 3), "return_final_states": True}
-        made, last = original(hidden_states, dt, A, B, C, **more)
-        last = _kept(cache, layer, last.transpose(2, 3))
+        made, last = site.original(hidden_states, dt, A, B, C, **more)
+        last = _kept(site, last.transpose(2, 3))
         return (made, last) if return_final_states else made
     dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
     size = _wide((softplus(dt) if dt_softplus else dt).clamp(*dt_limit))
     key, query = (_wide(each).repeat_interleave(heads // B.shape[2], 2) for each in (B, C))
-    made = _linear(cache, layer, state, query, key, x * size[..., None], (A * size)[..., None])
+    made = _linear(site, state, query, key, x * size[..., None], (A * size)[..., None])
     made = made if D is None else made + D[..., None] * x
     return (made.contiguous(), state) if return_final_states else made.contiguous()
 
 
 def _mamba1(
-    original: Function,
-    cache: HybridCache,
-    layer: LayerStates,
+    site: Site,
     hidden_states: Tensor,
     dt: Tensor,
     A: Tensor,
@@ -181,20 +180,20 @@ def _mamba1(
     size = _wide(softplus(steps) if delta_softplus else steps).transpose(1, 2)
     value, key, query = (_wide(each).transpose(1, 2) for each in (hidden_states, B, C))
     decay = A.to(size.dtype)
-    state = cache.state(layer, (value.shape[2], decay.shape[1]), value)
-    layer.folded = partial(selective_folded, decay=decay)
-    if cache.nodes is None:
+    state = site.cache.state(site.layer, (value.shape[2], decay.shape[1]), value)
+    site.layer.folded = partial(selective_folded, decay=decay)
+    if site.cache.nodes is None:
         more |= {"delta_bias": delta_bias, "delta_softplus": delta_softplus}
-        made, last = original(hidden_states, dt, A, B, C, return_last_state=True, **more)
+        made, last = site.original(hidden_states, dt, A, B, C, return_last_state=True, **more)
         # It begins without a state. What one adds is added: the scan is linear in it.
         left = torch.exp(decay * size.cumsum(1)[..., None])
         made = made + torch.einsum("bqn,bqdn->bdq", query, left * state[:, None])
-        state = _kept(cache, layer, last.to(left.dtype) + left[:, -1] * state)
+        state = _kept(site, last.to(left.dtype) + left[:, -1] * state)
     else:
         shapes = {"size": value.shape[2:], "value": value.shape[2:], "key": key.shape[2:]}
-        records = _records(cache, layer, shapes, value)
-        made, found = selective(state, records, cache.nodes, value, size, decay, key, query)
-        cache.keep(layer.records, found)
+        records = _records(site, shapes, value)
+        made, found = selective(state, records, site.cache.nodes, value, size, decay, key, query)
+        site.cache.keep(site.layer.records, found)
         made = made.transpose(1, 2)
     made = made if D is None else made + hidden_states * D[None, :, None]
     made = (made if z is None else made * silu(z)).to(hidden_states.dtype)
@@ -202,8 +201,7 @@ def _mamba1(
 
 
 def _linear(
-    cache: HybridCache,
-    layer: LayerStates,
+    site: Site,
     state: Tensor,
     query: Tensor,
     key: Tensor,
@@ -212,28 +210,28 @@ def _linear(
     beta: Tensor | None = None,
 ) -> Tensor:
     """Compute a linear recurrence of new tokens, and keep their records."""
-    assert cache.nodes is not None
-    layer.folded = linear_folded
+    assert site.cache.nodes is not None
+    site.layer.folded = linear_folded
     query, key, value, step = (each.to(state.dtype) for each in (query, key, value, step))
     beta = beta if beta is None else beta.to(state.dtype)
     gates = step.shape[2:]
     shapes = {"step": gates, "decay": gates, "left": key.shape[2:], "right": value.shape[2:]}
-    records = _records(cache, layer, shapes, value)
-    made, found = linear(state, records, cache.nodes, query, key, value, step, beta)
-    cache.keep(layer.records, found)
+    records = _records(site, shapes, value)
+    made, found = linear(state, records, site.cache.nodes, query, key, value, step, beta)
+    site.cache.keep(site.layer.records, found)
     return made
 
 
-def _records(
-    cache: HybridCache, layer: LayerStates, shapes: dict[str, Any], like: Tensor
-) -> Records:
-    return {name: cache.room(layer.records, name, of, like) for name, of in shapes.items()}
+def _records(site: Site, shapes: dict[str, Any], like: Tensor) -> Records:
+    return {
+        name: site.cache.room(site.layer.records, name, of, like) for name, of in shapes.items()
+    }
 
 
-def _kept(cache: HybridCache, layer: LayerStates, last: Tensor) -> Tensor:
+def _kept(site: Site, last: Tensor) -> Tensor:
     """Keep the states after a part of a prompt."""
-    assert layer.state is not None
-    layer.state[cache.rows] = last.to(layer.state.dtype)
+    assert site.layer.state is not None
+    site.layer.state[site.cache.rows] = last.to(site.layer.state.dtype)
     return last
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ...config.validation import integer
-from ...errors import InvalidConfigError
+from ...errors import InvalidConfigError, ModelError
 from ..base import Capabilities, Watcher, rounding_of
 from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
@@ -20,7 +20,7 @@ from ..lengths import checked_length
 from ..paged import PagedModel
 from .block_cache import BlockCache, Grid, block_bytes
 from .early_exit import first_layers
-from .mixers import made_exact
+from .mixers import made_exact, mixers
 from .rollback import check_rollback
 from .states import HybridCache
 from .support import Architecture, Run, inspect_architecture, refuse_unsupported
@@ -201,6 +201,11 @@ class TransformersModel(PagedModel):
     def _eager(self) -> Run:
         """The model's twin, or the model as its user compiled it."""
         run: Run = self._given
+        if run is not self.hf_model and mixers(self.hf_model):
+            raise ModelError(
+                f"{type(self.hf_model).__name__} has recurrent layers and was compiled; give the "
+                "model that was compiled: its layers are run one by one"
+            )
         if run is self.hf_model or self._layers:
             run = made_exact(twin(self.hf_model, records=bool(self._layers)))
         return run

@@ -19,13 +19,10 @@ from torch import Tensor
 from ...types.transfer import sent
 from ..blocks import BlockPool, Tokens
 from ..flat import FlatBatch, rows_of
+from ..lengths import PREFILLED_ALONE
 from ..states import States
 from .block_cache import BlockCache, Grid
 from .recurrences import Nodes, Records
-
-PREFILLED = 16
-"""A forward of one row that misses more tokens than this is a part of a prompt: nothing of it is
-taken back, and the layers' own functions compute it."""
 
 
 @dataclass(slots=True)
@@ -74,6 +71,8 @@ class HybridCache(BlockCache, States):
         nodes: where its tokens stand; None for a part of a prompt.
     """
 
+    recurrent = True
+
     def __init__(
         self,
         layers: Sequence[tuple[Tensor, Tensor]],
@@ -96,8 +95,6 @@ class HybridCache(BlockCache, States):
         self._base: dict[int, int] = {}
         self._checkpoints: list[Checkpoint] = []
 
-    recurrent = True
-
     def cut(self, name: int, shared: int) -> int:
         """Cut a sequence back to so many tokens, or to none if its state is beyond them."""
         if 0 <= self._base[name] <= shared:
@@ -115,7 +112,11 @@ class HybridCache(BlockCache, States):
         self._slots[name] = self._free.pop()
         found = self._checkpoint(known)
         self._start(name, found)
-        return self._base[name] if found else 0
+        if found is None:
+            return 0
+        # The one that was of use last goes last.
+        self._checkpoints = [*(each for each in self._checkpoints if each is not found), found]
+        return len(found.tokens)
 
     def fold(self, names: Sequence[int], starts: Sequence[int]) -> None:
         """Bring the states of sequences to these positions, which recorded tokens lead to."""
@@ -166,7 +167,8 @@ class HybridCache(BlockCache, States):
         bases = np.array([self._base[name] for name in names])
         self.rows = self._sent([self._slots[name] for name in names])
         count = int(batch.missing[0])
-        if len(names) == 1 and count > PREFILLED:
+        if len(names) == 1 and count > PREFILLED_ALONE and not batch.drafted.any():
+            # A part of a prompt, of which nothing is taken back: the layers' own functions do.
             self.nodes = None
             self._base[names[0]] += count
             return
@@ -266,6 +268,7 @@ class HybridCache(BlockCache, States):
         for key, each in found.items():
             kept[key][self.rows, : each.shape[1]] = each
 
+    @torch.inference_mode()
     def _start(self, name: int, checkpoint: Checkpoint | None) -> None:
         """Set a sequence's states to those of a checkpoint, or before all tokens."""
         slot = self._slots[name]

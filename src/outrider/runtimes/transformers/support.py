@@ -18,7 +18,10 @@ from .mixers import mixers
 Run = Callable[..., Any]
 """What computes a forward: a model of transformers, or what behaves like one."""
 
-_REMEDY = "use a decoder-only model with full or sliding-window attention"
+_REMEDY = (
+    "use a decoder-only model with full or sliding-window attention, or with recurrent layers "
+    "named in docs/guides/runtimes.md"
+)
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
 
@@ -61,7 +64,7 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
         run: what computes its forwards, called once with one token.
 
     Raises:
-        ModelError: encoder-decoder, recurrent or convolutional state, ALiBi, an attention pattern
+        ModelError: encoder-decoder, states by other functions, ALiBi, an attention pattern
             other than full or sliding, several devices, or a forward that fails on one token.
     """
     name, config = type(hf_model).__name__, hf_model.config.get_text_config()
@@ -81,7 +84,7 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
     except Exception as error:
         raise ModelError(
             f"{name} failed on one token with a key-value cache ({type(error).__name__}: {error}); "
-            "expected a causal language model whose layers all keep keys and values"
+            "expected a causal language model that takes a cache"
         ) from error
     states = {place: _states(layer) for place, layer in enumerate(cache.layers)}
     known = {module.layer_idx for module in recurrent}
