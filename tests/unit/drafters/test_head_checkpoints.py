@@ -11,11 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider import TransformersModel
+from outrider.certify.kits.runtime_case import proposal
 from outrider.drafters.heads.checkpoint import KINDS, head_folder, read_config
 from outrider.drafters.heads.drafter import BlockDrafter, EagleDrafter
 from outrider.drafters.heads.loading import load_head
 from outrider.errors import ModelError
 from outrider.runtimes.tabular import mock_pair
+from outrider.types.records import HiddenStates, Prefix
 from tests.support.families import random_model
 from tests.support.heads import LAYERS, head_checkpoint
 
@@ -171,3 +173,34 @@ def test_other_models_are_no_heads(tmp_path: Path) -> None:
         assert head_folder(str(tmp_path)) is None
     assert head_folder("model.gguf") is None
     assert head_folder("demo") is None
+
+
+def test_reduced_vocabularies_that_lead_nowhere(target: TransformersModel, tmp_path: Path) -> None:
+    folder = head_checkpoint(tmp_path, target.hf_model, reduced=20)
+    found = load_file(folder / "model.safetensors")
+    below = tensors(folder, drop="t2d", d2t=found["d2t"] - 30)
+    with pytest.raises(ModelError, match=r"d2t leads 20 tokens to ids from -\d+ to \d+ of 61"):
+        load_head(below, target)
+    folder = head_checkpoint(tmp_path / "selector", target.hf_model, "dflash2", reduced=20)
+    with pytest.raises(ModelError, match="d2t beside a selector of candidates is not read"):
+        load_head(folder, target)
+
+
+def test_states_beyond_a_shorter_text_keep_their_places(
+    target: TransformersModel, tmp_path: Path
+) -> None:
+    drafter = load_head(head_checkpoint(tmp_path, target.hf_model), target)
+    head, text = drafter.model, list(range(1, 16))
+    states = target.with_hidden(drafter.hidden_layers)
+
+    def shown(start: int, end: int) -> None:
+        scores = states.verify([Prefix(9, text[:1])], proposal([(text[1:end], range(end - 1))]))
+        target.release([9], discard=True)
+        assert scores.hidden is not None
+        head.receive([HiddenStates(Prefix(0, text[:end]), start, scores.hidden[0, start:end])])
+
+    shown(0, 9)
+    head.open([Prefix(0, text[:10])], 2)
+    shown(9, 13)
+    head.open([Prefix(0, text[:6])], 2)  # of a text that is cut back
+    assert head.known(Prefix(0, text[:14])) <= 5
