@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
@@ -26,9 +27,9 @@ from gguf import GGMLQuantizationType
 
 from outrider.runtimes.llama_cpp import model as llama_cpp_model
 from outrider.runtimes.llama_cpp.forest import Part, Row, batch_of
-from outrider.runtimes.llama_cpp.library import Batch, Ids
+from outrider.runtimes.llama_cpp.library import Batch, Context, Ids
 from outrider.runtimes.llama_cpp.model import LlamaCppModel
-from tests.support.gguf_files import ARCHITECTURES, gguf_model, write_gguf
+from tests.support.gguf_files import ARCHITECTURES, HYBRIDS, gguf_model, write_gguf
 
 REJECTION = "logits after a rejected draft are those of a fresh forward"
 TREES = "every node of a tree sees its own path"
@@ -42,8 +43,13 @@ GELU_TOLERANCE = 5e-3
 
 GELU = {"falcon", "gemma2", "gemma3", "gpt2", "gpt_neox", "phi"}
 
+QUICK = {"llama", "gemma3", "qwen3_5"}
+
 SEEDS = {"falcon": 1}
 """Of models whose greedy text has no ties within the tolerance."""
+
+
+COMPUTE = Context.compute
 
 
 def failed(findings: Iterable[Finding]) -> dict[str, str]:
@@ -60,8 +66,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TransformersR
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(family, marks=() if family in ("llama", "gemma3") else pytest.mark.slow)
-        for family in ARCHITECTURES
+        pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+        for family in (*ARCHITECTURES, *HYBRIDS)
     ],
 )
 def test_every_family_passes(family: str, tmp_path: Path) -> None:
@@ -99,6 +105,67 @@ def test_keys_and_values_in_half_precision_pass_within_their_rounding(
     assert failed(found).keys() <= {"greedy text is the reference's"}
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TransformersReference]:
+    model = gguf_model("qwen3_5")
+    path = write_gguf(model, tmp_path_factory.mktemp("gguf") / "hybrid.gguf")
+    return path, TransformersReference(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "chunk"), [(1, 5), (2, 1), (85, 512)])
+def test_a_hybrid_passes_with_any_number_of_slots_and_any_chunk(
+    slots: int, chunk: int, hybrid: tuple[Path, TransformersReference]
+) -> None:
+    path, reference = hybrid
+    found = check_runtime(
+        lambda: LlamaCppModel(path, max_sequences=slots, prefill_chunk=chunk, kv_dtype="float32"),
+        reference,
+        tolerance=TOLERANCE,
+    )
+    assert not failed(found)
+
+
+def test_a_hybrid_goes_on_from_the_end_of_a_prompt_and_computes_little_again(
+    hybrid: tuple[Path, TransformersReference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in tokens: those of a prompt once, of a round its drafts and what was kept before."""
+    path, reference = hybrid
+    counts: list[int] = []
+
+    def counted(context: Context, batch: Batch) -> Any:
+        counts.append(len(batch.tokens))
+        return COMPUTE(context, batch)
+
+    monkeypatch.setattr(Context, "compute", counted)
+    model = LlamaCppModel(path, max_sequences=2, kv_dtype="float32")
+    text = np.random.default_rng(3).integers(VOCAB, size=60).tolist()
+
+    def verified(name: int, length: int, drafts: list[int]) -> int:
+        row = drafts, range(len(drafts))
+        found = model.verify([Prefix(name, text[:length])], proposal([row])).logits[0]
+        for place, logits in enumerate(found):
+            expected = reference.logits((*text[:length], *drafts[:place]))
+            assert float((logits - expected).abs().max() / expected.abs().max()) < TOLERANCE
+        return counts.pop()
+
+    assert verified(0, 40, []) == 40
+    assert [verified(0, length, []) for length in (41, 42)] == [1, 1]  # plain decoding
+    assert verified(0, 43, text[43:46]) == 4
+    assert verified(0, 47, [1, 2]) == 3  # all were kept
+    assert verified(0, 48, text[48:50]) == 4  # none was: the state is one token back
+    assert verified(0, 50, [1]) == 4  # one of two was
+    cursor = model.open([Prefix(0, text[:51])], 3)
+    counts.clear()
+    cursor.step(torch.tensor([text[51]]))
+    cursor.step(torch.tensor([text[52]]))
+    assert counts == [1, 1]
+    model.release([0])
+    assert model.lookup(Prefix(1, [*text[:40], 9, 9])).tokens == 39
+    assert verified(1, 55, []) == 2  # what was drafted of the other text is found as well
+    model.check_integrity()
+
+
 class NearlyFull(LlamaCppModel):
     """Three live sequences leave so few cells that the next call makes a larger context."""
 
@@ -128,22 +195,19 @@ def test_an_exception_while_cells_are_made_leaves_nothing_wrong_behind(
 # Planted faults: each is a runtime that is wrong in one way.
 
 
-class ForgetsToCut(LlamaCppModel):
-    def _cut(self, sequence: int, start: int) -> None:
-        if start == 0:
-            super()._cut(sequence, start)
-
-
 @pytest.fixture
-def stale(monkeypatch: pytest.MonkeyPatch) -> type[LlamaCppModel]:
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells are taken for those of the prefix, whatever was drafted."""
     monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(slot.length, len(prefix)))
-    return LlamaCppModel
 
 
 @pytest.fixture
-def uncut() -> type[LlamaCppModel]:
-    return ForgetsToCut
+def uncut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was drafted stays in cells."""
+    cut = Context.cut
+    monkeypatch.setattr(
+        Context, "cut", lambda context, sequence, start: start > 0 or cut(context, sequence, start)
+    )
 
 
 @pytest.mark.parametrize("fault", ["uncut", "stale"])
@@ -151,9 +215,9 @@ def test_a_runtime_that_keeps_rejected_drafts_fails_by_name(
     fault: str, llama: tuple[Path, TransformersReference], request: pytest.FixtureRequest
 ) -> None:
     path, reference = llama
-    kind = request.getfixturevalue(fault)
+    request.getfixturevalue(fault)
     found = check_runtime(
-        lambda: kind(path, max_sequences=4, kv_dtype="float32"),
+        lambda: LlamaCppModel(path, max_sequences=4, kv_dtype="float32"),
         reference,
         tolerance=TOLERANCE,
         names={REJECTION, "capabilities are true"},
@@ -161,16 +225,16 @@ def test_a_runtime_that_keeps_rejected_drafts_fails_by_name(
     assert failed(found).keys() == {REJECTION}
 
 
-def by_one_id(row: Row, part: Part, start: int, ids: Ids) -> Batch:
+def by_one_id(row: Row, part: Part, start: int, ids: Ids, below: Any) -> Batch:
     """All tokens belong to one sequence, so that paths see each other."""
-    batch = batch_of(row, part, start, ids)
+    batch = batch_of(row, part, start, ids, below)
     size = len(batch.tokens)
     return replace(batch, counts=np.ones(size, np.int32), ids=np.full(size, ids[0], np.int32))
 
 
-def by_column(row: Row, part: Part, start: int, ids: Ids) -> Batch:
+def by_column(row: Row, part: Part, start: int, ids: Ids, below: Any) -> Batch:
     """A node stands at its column, whatever it follows."""
-    batch = batch_of(row, part, start, ids)
+    batch = batch_of(row, part, start, ids, below)
     return replace(batch, positions=np.arange(start, start + len(batch.tokens), dtype=np.int32))
 
 
@@ -203,16 +267,10 @@ def test_a_stale_token_is_seen_in_quantised_weights(
     assert REJECTION in failed(runtime_tier(lambda *_: None, target))
 
 
-class NeverLooksBack(LlamaCppModel):
-    def _reaches_back(self, slot: int, start: int) -> bool:
-        return True
-
-
-def cut_back_error(
-    kind: type[LlamaCppModel], path: Path, reference: TransformersReference
-) -> float:
+def cut_back_error(path: Path, reference: TransformersReference) -> float:
     """The largest error after texts are cut back beyond a window of 7, when cells were used up."""
-    runtime, rng = kind(path, max_sequences=3, kv_dtype="float32"), np.random.default_rng(7)
+    rng = np.random.default_rng(7)
+    runtime = LlamaCppModel(path, max_sequences=3, kv_dtype="float32")
     texts = rng.integers(VOCAB, size=(3, CONTEXT - 4)).tolist()
     worst = 0.0
     for turn in range(12):
@@ -228,9 +286,12 @@ def cut_back_error(
     return worst
 
 
-def test_texts_are_cut_back_beyond_a_sliding_window(tmp_path: Path) -> None:
+def test_texts_are_cut_back_beyond_a_sliding_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = gguf_model("gemma3")
     path = write_gguf(model, tmp_path / "model.gguf")
     reference = TransformersReference(model)
-    assert cut_back_error(LlamaCppModel, path, reference) < GELU_TOLERANCE
-    assert cut_back_error(NeverLooksBack, path, reference) > 10 * GELU_TOLERANCE
+    assert cut_back_error(path, reference) < GELU_TOLERANCE
+    monkeypatch.setattr(Context, "first", lambda context, sequence: 0)
+    assert cut_back_error(path, reference) > 10 * GELU_TOLERANCE

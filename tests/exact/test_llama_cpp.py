@@ -38,9 +38,10 @@ PROMPT = (2, 0, 1)
 THREE = SamplingParams(max_tokens=3, temperature=2.0, top_p=0.95)
 
 
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return gguf_model("qwen3", vocab_size=4)
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])
+def target(request: pytest.FixtureRequest) -> Any:
+    """One with attention alone, one with recurrent layers."""
+    return gguf_model(request.param, vocab_size=4)
 
 
 @pytest.fixture(scope="module")

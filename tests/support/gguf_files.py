@@ -9,10 +9,12 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .families import VOCAB, random_model
+from .hybrids import random_hybrid
 
 ARCHITECTURES = {
     "falcon": "falcon",
@@ -29,17 +31,28 @@ ARCHITECTURES = {
 }
 """llama.cpp's name of each family that is written."""
 
+HYBRIDS = {"lfm2": "lfm2", "bamba": "granitehybrid", "qwen3_5": "qwen35"}
+"""The same of families with recurrent layers: convolutions, Mamba 2, the gated delta rule."""
+
 _CHANGES: dict[str, dict[str, Any]] = {
     # llama.cpp scales attention by the width of a head, ties Gemma 2's embeddings, and has no
     # windows for Mistral.
     "gemma2": {"query_pre_attn_scalar": 16, "tie_word_embeddings": True},
     "gemma3": {"query_pre_attn_scalar": 16},
     "mistral": {"sliding_window": None},
+    "bamba": {
+        "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        "mamba_n_groups": 1,
+    },
+    # Of several heads of values to one of keys llama.cpp has another order.
+    "qwen3_5": {"linear_num_key_heads": 4},
 }
 
 
 def gguf_model(family: str, seed: int = 0, **changes: Any) -> Any:
     """A random model, float32, of a kind that llama.cpp computes alike."""
+    if family in HYBRIDS:
+        return random_hybrid(family, seed, torch.float32, **_CHANGES.get(family, {}) | changes)
     return random_model(family, seed, **_CHANGES.get(family, {}) | changes).float()
 
 
@@ -86,7 +99,7 @@ def write_gguf(
         matrices: the type of matrices, such as F16 or Q4_0.
     """
     config = model.config
-    architecture = ARCHITECTURES[config.model_type.removesuffix("_text")]
+    architecture = (ARCHITECTURES | HYBRIDS)[config.model_type.removesuffix("_text")]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors)
     _write_shape(writer, config)
     if tokenizer is None:
@@ -122,10 +135,13 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
         getattr(config, "intermediate_size", None) or getattr(config, "ffn_hidden_size", 4 * width)
     )
     writer.add_head_count(heads)
-    writer.add_head_count_kv(groups or heads)
+    if config.model_type.removesuffix("_text") not in HYBRIDS:
+        writer.add_head_count_kv(groups or heads)
     writer.add_key_length(head)
     writer.add_value_length(head)
-    writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", 1e-6))
+    writer.add_layer_norm_rms_eps(
+        getattr(config, "rms_norm_eps", None) or getattr(config, "norm_eps", 1e-6)
+    )
     writer.add_layer_norm_eps(
         getattr(config, "layer_norm_eps", None) or getattr(config, "layer_norm_epsilon", 1e-5)
     )
@@ -142,6 +158,41 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type.removesuffix("_text") in HYBRIDS:
+        _write_recurrences(writer, config)
+
+
+def _write_recurrences(writer: gguf.GGUFWriter, config: Any) -> None:
+    groups, shape = config.num_key_value_heads, dict[str, Any]()
+    by_layer = [groups * (kind == "full_attention") for kind in config.layer_types]
+    if writer.arch == "lfm2":
+        shape = {"attention.head_count_kv": by_layer, "shortconv.l_cache": config.conv_L_cache}
+    elif writer.arch == "granitehybrid":
+        shape = {
+            "attention.head_count_kv": by_layer,
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.time_step_rank": config.mamba_n_heads,
+            "ssm.group_count": config.mamba_n_groups,
+            "rope.scaling.finetuned": True,
+            "attention.scale": config.hidden_size**-0.5 * config.num_attention_heads**0.5,
+            **dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), 1.0),
+        }
+    else:
+        shape = {
+            "attention.head_count_kv": groups,
+            "full_attention_interval": 2,
+            "rope.dimension_sections": [*config.rope_parameters["mrope_section"], 0],
+            "ssm.conv_kernel": config.linear_conv_kernel_dim,
+            "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+            "ssm.state_size": config.linear_key_head_dim,
+            "ssm.time_step_rank": config.linear_num_value_heads,
+            "ssm.group_count": config.linear_num_key_heads,
+        }
+    for name, value in shape.items():
+        kind = {bool: "bool", int: "uint32", float: "float32", list: "array"}[type(value)]
+        getattr(writer, f"add_{kind}")(f"{writer.arch}.{name}", value)
 
 
 def _tensors(model: Any, architecture: str) -> list[tuple[str, NDArray[np.float32]]]:
@@ -156,6 +207,8 @@ def _tensors(model: Any, architecture: str) -> list[tuple[str, NDArray[np.float3
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         named = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith("dt_bias"):
+            named = f"blk.{name.split('.')[2]}.ssm_dt.bias"
         assert named is not None, name
         arranged = _arranged(config, name, tensor.float())
         found.append((named, np.ascontiguousarray(arranged.numpy())))
@@ -164,7 +217,17 @@ def _tensors(model: Any, architecture: str) -> list[tuple[str, NDArray[np.float3
 
 def _arranged(config: Any, name: str, tensor: Tensor) -> Any:
     kind, heads = config.model_type, config.num_attention_heads
-    if kind in ("llama", "mistral") and ("q_proj" in name or "k_proj" in name):
+    if name.endswith("A_log"):
+        tensor = -tensor.exp()
+    if ".conv" in name and name.endswith("weight"):
+        tensor = tensor.squeeze(1)
+    if kind == "bamba" and name.endswith(("A_log", ".D")):
+        return tensor[:, None]
+    if kind == "bamba" and name.endswith("mamba.norm.weight"):
+        return tensor[None]
+    if kind == "qwen3_5_text" and name.endswith("norm.weight") and "linear_attn" not in name:
+        return tensor + 1
+    if kind in ("llama", "mistral", "bamba") and ("q_proj" in name or "k_proj" in name):
         count = heads if "q_proj" in name else config.num_key_value_heads
         return _interleaved(tensor, count)
     if kind.startswith("gemma") and name.endswith("norm.weight"):

@@ -156,11 +156,13 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
 FAMILIES = tuple(_CONFIGS)
 
 
-def random_hybrid(family: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
+def random_hybrid(
+    family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any
+) -> Any:
     """A random model of a family, whose decays forget neither at once nor never."""
     torch.manual_seed(seed)
     kind, settings = _CONFIGS[family]
-    model = tf.AutoModelForCausalLM.from_config(kind(**settings)).to(dtype).eval()
+    model = tf.AutoModelForCausalLM.from_config(kind(**settings | changes)).to(dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):

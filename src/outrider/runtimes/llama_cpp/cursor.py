@@ -32,6 +32,7 @@ class GgufCursor(Cursor):
     def __init__(self, model: LlamaCppModel, prefixes: Sequence[Prefix]) -> None:
         self._model = model
         self._prefixes = list(prefixes)
+        self._certain = [len(prefix) for prefix in prefixes]
         self._steps = 0
         self._logits = self._computed(prefixes)
 
@@ -62,6 +63,10 @@ class GgufCursor(Cursor):
     def _computed(self, prefixes: Sequence[Prefix]) -> Tensor:
         """Logits [B, V] after prefixes."""
         none = np.empty(0, np.int64)
+        rows = [
+            Row(prefix, none, none, certain)
+            for prefix, certain in zip(prefixes, self._certain, strict=True)
+        ]
         with self._model.lock:
-            logits, _ = self._model.compute([Row(prefix, none, none) for prefix in prefixes], 1)
+            logits, _ = self._model.compute(rows, 1)
         return torch.from_numpy(logits)[:, 0]

@@ -23,11 +23,20 @@ class Row:
         prefix: of a sequence.
         tokens: int64 [n].
         parents: the node that each follows, int64 [n]; see `outrider.types.trees`.
+        certain: how many tokens of the prefix the sequence has, the others being drafts that a
+            cursor was fed; None for all.
     """
 
     prefix: Prefix
     tokens: Tokens
     parents: Tokens
+    certain: int | None = None
+
+    @property
+    def settled(self) -> int:
+        """How many tokens lead to the first one whose logits are wanted, or that may be a draft."""
+        length = len(self.prefix) if self.certain is None else self.certain
+        return min(length, len(self.prefix)) - 1
 
     @property
     def chain_prefix(self) -> int:
@@ -91,19 +100,19 @@ def parts(index: int, row: Row, most: int) -> Iterator[Part]:
         fresh[nodes] = False
 
 
-def batch_of(row: Row, part: Part, start: int, ids: Ids) -> Batch:
+def batch_of(row: Row, part: Part, start: int, ids: Ids, below: NDArray[np.bool_]) -> Batch:
     """Make the batch of a part, with what its prefix misses.
 
     Args:
         row: the part's.
         part: what is computed.
-        start: the first token of the prefix that is not in cells; its length if all are.
-        ids: the sequence of each path, int32 [paths].
+        start: the first token of the prefix that is not in cells.
+        ids: sequences, int32 [n].
+        below: whether each missing token, and each of the part, belongs to them, bool [k, n].
     """
     length = len(row.prefix)
     missing = row.prefix.tokens[start:]
     lead = np.arange(start + 1, length + 1) == length
-    below = np.concatenate([np.ones((len(missing), len(ids)), bool), part.below])
     return Batch(
         np.concatenate([missing, row.tokens[part.nodes]]).astype(np.int32),
         np.concatenate([np.arange(start, length), length - 1 + part.depths]).astype(np.int32),

@@ -114,6 +114,20 @@ def refuse_others(weights: Weights) -> None:
         )
 
 
+def is_hybrid(weights: Weights) -> bool:
+    """Return whether a model has recurrent layers beside attention.
+
+    Raises:
+        ModelError: it has recurrent layers alone.
+    """
+    if llama_cpp.llama_model_is_recurrent(weights.handle):
+        raise ModelError(
+            f"the model in {weights.path!r} has recurrent layers alone, whose state cannot be cut "
+            "back after rejected drafts; expected attention, or a hybrid of both"
+        )
+    return bool(llama_cpp.llama_model_is_hybrid(weights.handle))
+
+
 def fixed_context(weights: Weights) -> int | None:
     """Return the most cells that a model computes alike in, None for any number.
 
@@ -239,6 +253,11 @@ class Context:
         # The weights are kept until then: the context reads them when it is freed.
         self.close = weakref.finalize(self, _free, self._handle, weights)
         self._memory: Any = llama_cpp.llama_get_memory(self._handle)
+
+    @property
+    def window(self) -> int:
+        """How many tokens layers with sliding windows see; 0 where there are none."""
+        return int(llama_cpp.llama_model_n_swa(self._weights.handle))
 
     @property
     def has_memory(self) -> bool:

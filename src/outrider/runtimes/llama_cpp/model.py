@@ -1,9 +1,9 @@
 """Any GGUF file of a decoder-only model, as a target or as a drafter, on llama.cpp.
 
-Slot i of the table is llama.cpp's sequence i. Its cells hold at least what the table says; what
-they hold beyond is cut before anything is computed after it. Further sequence ids stand for the
-paths of a tree while it is computed. Cells are made when they are needed: a context of twice as
-many then takes the place of the old one, and what is asked about is computed anew.
+A table says what llama.cpp's sequences hold: of models with attention alone one a slot, of hybrid
+models three. Further ones stand for the paths of a tree while it is computed. Cells are made when
+they are needed: a context of twice as many then takes the place of the old one, and what is asked
+about is computed anew.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ from .library import (
     Weights,
     ends_of,
     fixed_context,
+    is_hybrid,
     refuse_others,
 )
 from .slots import SlotTable
+from .states import StateTable
 
 with missing("llama-cpp"):
     import llama_cpp
@@ -51,6 +53,7 @@ _CELLS = 512
 """Cells of the first context."""
 
 _PATHS = 32
+_STATE_PATHS = 4  # each of a hybrid model takes the memory of a state
 """Sequence ids for paths of trees; trees with more are computed some paths at a time."""
 
 _EPS = {"all F32": 2.0**-10, "F16": 2.0**-10, "BF16": 2.0**-7}
@@ -97,9 +100,8 @@ class LlamaCppModel(Runtime):
         kv_dtype: Literal["float16", "float32"] = "float16",
     ) -> None:
         choice("kv_dtype", kv_dtype, tuple(KV_TYPES))
-        integer("max_sequences", max_sequences, 1, MAX_IDS)
         self._settings = Settings(
-            ids=_PATHS,
+            ids=0,
             chunk=integer("prefill_chunk", prefill_chunk, 1),
             threads=torch.get_num_threads(),
             kv_type=KV_TYPES[kv_dtype],
@@ -107,6 +109,7 @@ class LlamaCppModel(Runtime):
         self._gpu_layers = integer("gpu_layers", gpu_layers, -1)
         self._weights = Weights(path, gpu_layers=gpu_layers)
         refuse_others(self._weights)
+        self._hybrid = is_hybrid(self._weights)
         self._most_cells = fixed_context(self._weights)
         longest = min(
             self._weights.context_length, self._most_cells or self._weights.context_length
@@ -120,13 +123,17 @@ class LlamaCppModel(Runtime):
             drafts_trees=False,
         )
         self._allot(max_sequences)
-        self._refuse_uncuttable()
+        if not self._hybrid:
+            self._refuse_uncuttable()
 
     def _allot(self, slots: int) -> None:
         """Make slots, all of them empty."""
+        kind, paths = (StateTable, _STATE_PATHS) if self._hybrid else (SlotTable, _PATHS)
+        integer("max_sequences", slots, 1, MAX_IDS // kind.sequences_each)
         self._capabilities = replace(self._capabilities, max_sequences=slots)
-        self._settings = replace(self._settings, ids=min(MAX_IDS, slots + _PATHS))
-        self._table = SlotTable(slots)
+        self._table = kind(slots)
+        self._first_path = slots * kind.sequences_each
+        self._settings = replace(self._settings, ids=min(MAX_IDS, self._first_path + paths))
         self._cells = min(_CELLS, self._most_cells or _CELLS)
         self._context: Context | None = None
         self.lock = RLock()
@@ -170,13 +177,8 @@ class LlamaCppModel(Runtime):
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is known of the slots contradicts itself, or the cells."""
-        wrong = self._table.contradiction(self._cells)
+        wrong = self._table.contradiction(self._cells, self._open_context())
         assert wrong is None, wrong
-        for index, slot in enumerate(self._table.slots):
-            held = self._open_context().length(index)
-            assert held >= len(slot.tokens), (
-                f"slot {index} is said to hold {len(slot.tokens)} tokens and holds {held}"
-            )
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Free the slots of sequences that will not be asked about again.
@@ -186,20 +188,20 @@ class LlamaCppModel(Runtime):
         with self.lock:
             freed = self._table.release(sequence_ids, discard=discard)
             for index in freed if discard else ():
-                self._cut(index, 0)
+                self._clear(index)
 
     def fresh(self, max_sequences: int) -> Self:
         """Make a runtime over the same weights with `max_sequences` empty slots of its own."""
         other = copy(self)
-        other._allot(integer("max_sequences", max_sequences, 1, MAX_IDS))
+        other._allot(max_sequences)
         return other
 
     def reset(self) -> None:
         """Forget all that was computed."""
         with self.lock:
             self._table.forget()
-            for index in range(self._settings.ids):
-                self._cut(index, 0)
+            for sequence in range(self._settings.ids):
+                self._open_context().cut(sequence, 0)
 
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Compute logits [B, N + 1, V] after each prefix and each of its drafted tokens.
@@ -249,13 +251,13 @@ class LlamaCppModel(Runtime):
     def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
         """Compute at most so many tokens of a prefix; see `Runtime.prefill`."""
         check_lengths([prefix], [0], self.max_length or 0)
-        cached: dict[int, int] = {}
+        none, cached = np.empty(0, np.int64), dict[int, int]()
 
         def attempt() -> int:
-            slot, start = self._placed(prefix, cached)
+            start = self._placed(Row(prefix, none, none), cached)
             stop = min(len(prefix) - 1, start + most)
             while start < stop:
-                start = self._prefill(prefix, slot, start, stop)
+                start = self._prefill(prefix, start, stop)
             return start
 
         with self.lock:
@@ -273,12 +275,12 @@ class LlamaCppModel(Runtime):
     def _attempt(
         self, rows: Sequence[Row], width: int, cached: dict[int, int]
     ) -> NDArray[np.float32]:
-        for index in range(len(self._table.slots), self._settings.ids):
-            if self._open_context().length(index):
-                self._cut(index, 0)  # a path that an interrupted call left
-        starts = [self._enter(row.prefix, len(rows) == 1, cached) for row in rows]
+        for path in range(self._first_path, self._settings.ids):
+            if self._open_context().length(path):
+                self._open_context().cut(path, 0)  # an interrupted call left it
+        starts = [self._enter(row, len(rows) == 1, cached) for row in rows]
         logits = np.zeros((len(rows), width, self.vocab_size), np.float32)
-        paths = self._settings.ids - len(self._table.slots)
+        paths = self._settings.ids - self._first_path
         together: list[Part] = []
         for index, row in enumerate(rows):
             for part in parts(index, row, 1 + paths):
@@ -288,52 +290,35 @@ class LlamaCppModel(Runtime):
                     self._forward(rows, starts, together, logits)
                     together = []
                 if again:
-                    starts[index] = self._enter(row.prefix, len(rows) == 1, cached)
+                    starts[index] = self._enter(row, len(rows) == 1, cached)
                 together.append(part)
         if together:
             self._forward(rows, starts, together, logits)
         return logits
 
-    def _enter(self, prefix: Prefix, alone: bool, cached: dict[int, int]) -> int:
-        """Find or make room for a prefix, prefill it if it misses much; return what it has."""
-        slot, start = self._placed(prefix, cached)
-        end, chunk = len(prefix) - 1, self._settings.chunk
+    def _enter(self, row: Row, alone: bool, cached: dict[int, int]) -> int:
+        """Find or make room for a row, prefill it if it misses much; return what it has."""
+        start, end, chunk = self._placed(row, cached), row.settled, self._settings.chunk
         while end + 1 - start > (chunk if alone else min(chunk, PREFILLED_ALONE)):
-            start = self._prefill(prefix, slot, start, end)
+            start = self._prefill(row.prefix, start, end)
         return start
 
-    def _placed(self, prefix: Prefix, cached: dict[int, int]) -> tuple[int, int]:
-        """Find or make room for a prefix; return its slot, and how many tokens that holds of it."""
-        known = self._table.index_of(prefix.sequence_id) is not None
-        placement = self._table.place(prefix)
-        slot, start = placement.slot, placement.shared
-        if not self._reaches_back(placement.donor, start):
-            start = 0
-        cached.setdefault(prefix.sequence_id, 0 if known else start)
-        if placement.donor == slot:
-            self._cut(slot, start)
-        else:
-            self._cut(slot, 0)
-            self._open_context().copy(placement.donor, slot, start)
-        self._table.hold(slot, prefix.tokens[:start])
-        return slot, start
+    def _placed(self, row: Row, cached: dict[int, int]) -> int:
+        """Find or make room for a row; return how many tokens of its prefix are computed."""
+        name = row.prefix.sequence_id
+        known = self._table.index_of(name) is not None
+        start = self._table.enter(self._open_context(), row)
+        cached.setdefault(name, 0 if known else start)
+        return start
 
-    def _prefill(self, prefix: Prefix, slot: int, start: int, end: int) -> int:
+    def _prefill(self, prefix: Prefix, start: int, end: int) -> int:
         """Compute a chunk of a prefix from `start` on, `end` at most; return where it ends."""
-        stop = min(end, start + self._settings.chunk)
+        slot, stop = self._table.owner[prefix.sequence_id], min(end, start + self._settings.chunk)
+        self._table.begin(slot)
         self._open_context().compute(Batch.chain(prefix.tokens[start:stop], start, slot))
         # At once, so that the next rows may share it.
         self._table.hold(slot, prefix.tokens[:stop])
         return stop
-
-    def _reaches_back(self, slot: int, start: int) -> bool:
-        """Whether a slot's cells hold all that a token at a position would see before it.
-
-        With sliding windows llama.cpp takes cells that are behind the window of a sequence's last
-        token for others. Tokens that are cut back to may see further.
-        """
-        window = int(llama_cpp.llama_model_n_swa(self._weights.handle))
-        return self._open_context().first(slot) <= max(0, start - window + 1)
 
     def _forward(
         self,
@@ -343,37 +328,28 @@ class LlamaCppModel(Runtime):
         logits: NDArray[np.float32],
     ) -> None:
         """Compute parts of different rows in one forward, and write their logits."""
-        context, spare = self._open_context(), len(self._table.slots)
+        context, spare = self._open_context(), self._first_path
         batches = []
         for part in together:
-            row = rows[part.row]
-            slot, start = self._table.owner[row.prefix.sequence_id], starts[part.row]
+            row, start = rows[part.row], starts[part.row]
             extra = range(spare, spare + part.paths - 1)
-            for index in extra:
-                context.copy(slot, index, start)
+            ids, below = self._table.branch(context, row, part, start, extra)
+            batches.append(batch_of(row, part, start, ids, below))
             spare += len(extra)
-            batches.append(batch_of(row, part, start, np.array([slot, *extra], np.int32)))
         found, place = context.compute(Batch.joined(batches)), 0
         for part in together:
             row = rows[part.row]
             nodes = np.concatenate([[0], part.nodes[part.wanted] + 1])
             logits[part.row, nodes] = found[place : place + len(nodes)]
             place += len(nodes)
-            self._settle(row, part)
-        for index in range(len(self._table.slots), spare):
-            self._cut(index, 0)
+            self._table.settle(context, row, part, starts[part.row])
+        for path in range(self._first_path, spare):
+            context.cut(path, 0)
 
-    def _settle(self, row: Row, part: Part) -> None:
-        """Note what the cells of a row's slot hold, and free what is not noted."""
-        slot = self._table.owner[row.prefix.sequence_id]
-        chain = row.tokens[: row.chain_prefix if part.only else 0]
-        if part.paths > 1 or not part.only:
-            self._cut(slot, len(row.prefix) + len(chain))
-        self._table.hold(slot, np.concatenate([row.prefix.tokens, chain]))
-
-    def _cut(self, sequence: int, start: int) -> None:
-        """Free what the cells of a sequence hold from a position on."""
-        self._open_context().cut(sequence, start)
+    def _clear(self, index: int) -> None:
+        """Free what the sequences of a slot hold."""
+        for sequence in self._table.sequences(index):
+            self._open_context().cut(sequence, 0)
 
     def _open_context(self) -> Context:
         """Return the context; make it if there is none."""
@@ -387,12 +363,12 @@ class LlamaCppModel(Runtime):
         idle = [
             index
             for index, slot in enumerate(slots)
-            if slot.sequence_id is None and context.length(index)
+            if slot.sequence_id is None and any(map(context.length, self._table.sequences(index)))
         ]
         if idle:
             self._table.empty(idle)
             for index in idle:
-                self._cut(index, 0)
+                self._clear(index)
             return
         if self._most_cells and 2 * self._cells > self._most_cells:
             raise ModelError(
@@ -414,13 +390,10 @@ class LlamaCppModel(Runtime):
         context, path = self._open_context(), self._weights.path
         if not context.has_memory:
             raise ModelError(f"the model in {path!r} embeds texts; expected one that generates")
-        kept = not llama_cpp.llama_model_is_recurrent(self._weights.handle)
-        if kept:
-            context.compute(Batch.chain(np.zeros(2, np.int64), 0, 0))
-            kept = context.cut(0, 1)
-            context.cut(0, 0)
-        if not kept:
+        context.compute(Batch.chain(np.zeros(2, np.int64), 0, 0))
+        if not context.cut(0, 1):
             raise ModelError(
                 f"the model in {path!r} keeps a state that cannot be cut back after rejected "
-                "drafts, as recurrent and hybrid models do; expected one with attention alone"
+                "drafts, and is no hybrid that llama.cpp knows; expected attention"
             )
+        context.cut(0, 0)

@@ -1,4 +1,8 @@
-"""Which sequence has which of llama.cpp's sequences, here slots, and what their cells hold."""
+"""Which sequence has which of llama.cpp's sequences, here slots, and what their cells hold.
+
+Slot i is llama.cpp's sequence i. Its cells hold at least what the table says; what they hold beyond
+is cut before anything is computed after it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import ModelError
 from ...types.records import Prefix
 from ..blocks import Tokens, common
+from .forest import Part, Row
+from .library import Context, Ids
 
 _NONE: Tokens = np.empty(0, dtype=np.int64)
 
@@ -65,8 +72,13 @@ class SlotTable:
             leaves the table as it was or as it is to be.
     """
 
+    sequences_each = 1
+    """How many of llama.cpp's sequences a slot has."""
+
+    empty_slot = Slot()
+
     def __init__(self, count: int) -> None:
-        self.slots: tuple[Slot, ...] = (Slot(),) * count
+        self.slots: tuple[Slot, ...] = (self.empty_slot,) * count
         # Where sequences were when they were last looked for, which `slots` may have outdated.
         self._found: dict[int, int] = {}
         self._placements = 0
@@ -83,6 +95,68 @@ class SlotTable:
             self._found = self.owner
             index = self._found.get(sequence_id)
         return index
+
+    def sequences(self, index: int) -> range:
+        """Return llama.cpp's sequences of a slot; the first is the slot's own."""
+        return range(index, len(self.slots) * self.sequences_each, len(self.slots))
+
+    def enter(self, context: Context, row: Row) -> int:
+        """Find or make room for a row's prefix; return how many of its tokens are in cells.
+
+        Raises:
+            ModelError: see `place`.
+        """
+        placement = self.place(row.prefix)
+        slot, start = placement.slot, placement.shared
+        # With sliding windows llama.cpp takes cells that are behind the window of a sequence's last
+        # token for others. Tokens that are cut back to may see further.
+        if context.first(placement.donor) > max(0, start - context.window + 1):
+            start = 0
+        if placement.donor == slot:
+            context.cut(slot, start)
+        else:
+            context.cut(slot, 0)
+            context.copy(placement.donor, slot, start)
+        self.hold(slot, row.prefix.tokens[:start])
+        return start
+
+    def begin(self, index: int) -> None:
+        """Note that a slot is to be computed: cells stay what they are if that fails."""
+
+    def branch(
+        self, context: Context, row: Row, part: Part, start: int, spare: range
+    ) -> tuple[Ids, NDArray[np.bool_]]:
+        """Make the sequences of a part's paths.
+
+        Args:
+            context: they are in.
+            row: the part's.
+            part: what is computed.
+            start: the first token of the prefix that is not in cells.
+            spare: sequences for its paths but the first.
+
+        Returns:
+            Sequences int32 [n], and whether each missing token of the prefix and each token of the
+            part belongs to them, bool [k, n].
+        """
+        slot = self.owner[row.prefix.sequence_id]
+        for other in spare:
+            context.copy(slot, other, start)
+        missing = np.ones((len(row.prefix) - start, part.paths), bool)
+        return np.array([slot, *spare], np.int32), np.concatenate([missing, part.below])
+
+    def settle(self, context: Context, row: Row, part: Part, start: int) -> None:
+        """Note what a slot's cells hold of a part that was computed, and free what is not noted.
+
+        Args:
+            context, row, part, start: as `branch`.
+        """
+        del start
+        slot = self.owner[row.prefix.sequence_id]
+        chain = row.tokens[: row.chain_prefix if part.only else 0]
+        if part.paths > 1 or not part.only:
+            context.cut(slot, len(row.prefix) + len(chain))
+        self.hold(slot, np.concatenate([row.prefix.tokens, chain]))
 
     def place(self, prefix: Prefix) -> Placement:
         """Find the slot of a sequence, an idle one if it is new, and cut it to what is shared.
@@ -122,7 +196,7 @@ class SlotTable:
         indices = [owner[name] for name in set(sequence_ids) & owner.keys()]
         slots = list(self.slots)
         for index in indices:
-            slots[index] = Slot() if discard else replace(slots[index], sequence_id=None)
+            slots[index] = self.empty_slot if discard else replace(slots[index], sequence_id=None)
         self.slots = tuple(slots)
         return indices
 
@@ -130,33 +204,44 @@ class SlotTable:
         """Note that these slots hold nothing, and that no sequence has them."""
         slots = list(self.slots)
         for index in indices:
-            slots[index] = Slot()
+            slots[index] = self.empty_slot
         self.slots = tuple(slots)
 
     def forget(self) -> None:
         """Note that no column holds anything, and that no sequence has a slot."""
-        self.slots = (Slot(),) * len(self.slots)
+        self.slots = (self.empty_slot,) * len(self.slots)
 
-    def contradiction(self, capacity: int) -> str | None:
-        """Say what cannot be true of the table with so many cells in a slot, if anything."""
+    def contradiction(self, capacity: int, context: Context | None = None) -> str | None:
+        """Say what cannot be true of the table with so many cells in a context, if anything."""
         names = [slot.sequence_id for slot in self.slots if slot.sequence_id is not None]
         for name, count in Counter(names).items():
             if count > 1:
                 return f"sequence {name} has {count} slots"
         longest = max(len(slot.tokens) for slot in self.slots)
-        return f"a slot of {capacity} cells holds {longest}" if longest > capacity else None
+        if longest > capacity:
+            return f"a slot of {capacity} cells holds {longest}"
+        for index, slot in enumerate(self.slots):
+            held = slot.length if context is None else context.length(index)
+            if held < slot.length:
+                return f"slot {index} is said to hold {slot.length} tokens and holds {held}"
+        return None
 
     def _set(self, index: int, slot: Slot) -> None:
         self.slots = (*self.slots[:index], slot, *self.slots[index + 1 :])
 
-    def _room(self, sequence_id: int, known: Tokens) -> tuple[int, int]:
-        """Return the slot for a new sequence, and the one that holds most of its prefix."""
+    def _idle(self, sequence_id: int) -> list[int]:
+        """Return the idle slots for a new sequence."""
         idle = [i for i, slot in enumerate(self.slots) if slot.sequence_id is None]
         if not idle:
             raise ModelError(
                 f"sequence {sequence_id} is new and all {len(self.slots)} slots are live; "
                 "release a finished sequence first, or raise max_sequences"
             )
+        return idle
+
+    def _room(self, sequence_id: int, known: Tokens) -> tuple[int, int]:
+        """Return the slot for a new sequence, and the one that holds most of its prefix."""
+        idle = self._idle(sequence_id)
         lengths = [slot.shared(known) for slot in self.slots]
         longest = max(lengths)
         # An idle slot is taken over for what it shares, unless that would lose more than it keeps:
