@@ -22,7 +22,7 @@ from outrider.errors import OutriderError
 from . import results, tables
 from .report import COLUMNS, Report, Scope
 
-NAMES = ("speedup", "losing", "depth", "overhead", "runtimes", "imports", "heads")
+NAMES = ("speedup", "losing", "depth", "overhead", "runtimes", "imports", "heads", "hybrids")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

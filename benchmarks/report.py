@@ -155,6 +155,15 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         _SPEEDUP,
         Column("tokens/s", "tokens_per_s", ".1f"),
     ),
+    "hybrids": (
+        Column("model", "model"),
+        Column("batch", "batch"),
+        Column("transformers ms", "own_ms", ".1f"),
+        Column("plain ms", "plain_ms", ".1f"),
+        Column("k=4 ms", "drafted_ms", ".1f"),
+        Column("times as fast", "speedup", ".2f"),
+        Column("states MiB", "state_mib", ".1f"),
+    ),
     "imports": (
         Column("program", "program"),
         Column("best ms", "best_ms", ".1f"),

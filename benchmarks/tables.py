@@ -21,6 +21,7 @@ _TITLES = {
     "overhead": "What a round takes",
     "imports": "Import time",
     "heads": "The demo head beside the draft model",
+    "hybrids": "Hybrid models on transformers",
 }
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from outrider.drafters.heads.checkpoint import read_config
+from outrider.drafters.heads.mtp import Layout, MtpNet, mtp_config
 from outrider.drafters.heads.nets import Block, HeadNet
 from outrider.types.records import HiddenStates, Prefix
 
@@ -117,6 +118,49 @@ def head_checkpoint(
     whole = {name: each.contiguous() for name, each in found.items()}
     save_file(whole, folder / "model.safetensors")
     return folder
+
+
+def mtp_checkpoint(folder: Path, model: Any, layout: Layout, seed: int = 0) -> Path:
+    """Write a model with a random layer for multi-token prediction, as checkpoints have it.
+
+    Args:
+        folder: that it is written to.
+        model: of transformers.
+        layout: of the layer's tensors.
+        seed: of its weights.
+    """
+    torch.manual_seed(seed)
+    net = MtpNet(mtp_config(model), model, layout).to(model.dtype)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0, 0.35)
+            else:
+                parameter.uniform_(-0.5, 0.5)
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    written = {own: part for part, own in layout.parts.items()}
+    begins, found = layout.begins.format(model.config.num_hidden_layers), load_file(file)
+    for name, tensor in net.state_dict().items():
+        own = next((each for each in written if name.startswith(each)), None)
+        if own is not None:
+            there = begins + written[own] + name.removeprefix(own)
+            found |= {key: each.contiguous() for key, each in _by_expert(there, tensor)}
+    save_file(found, file, {"format": "pt"})
+    return folder
+
+
+def _by_expert(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """Write the weights of experts one by one."""
+    if ".experts." not in name:
+        return [(name, tensor)]
+    begins, kind = name.rsplit(".", 1)
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[kind]
+    return [
+        (f"{begins}.{expert}.{part}.weight", each.clone())
+        for expert, own in enumerate(tensor)
+        for part, each in zip(parts, own.chunk(len(parts)), strict=True)
+    ]
 
 
 def drafted_logits(net: Any, model: Any, text: list[int], path: list[int]) -> Tensor:

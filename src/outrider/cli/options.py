@@ -79,7 +79,8 @@ class Models:
 
     Attributes:
         target: demo (a small pair of models), a local folder, a GGUF file or a hub id.
-        draft: likewise, or a draft head; demo-head is the demo target's.
+        draft: likewise, or a draft head; demo-head is the demo target's, mtp the layer for
+            multi-token prediction in the target's checkpoint.
         runtime: what computes both; auto takes llama_cpp for a GGUF file, on a CPU openvino where
             it is installed and converts the model, else transformers.
         dtype: of both models; without it each checkpoint's own.

@@ -71,7 +71,8 @@ def load(
         draft: the draft model likewise, "demo" being that pair's; None loads none, except with
             "demo". If its tokenizer is not the target's, a `VocabularyDrafter` goes between them.
             Or a draft head, as speculators and the authors of EAGLE-3 and DFlash save them: a
-            folder, a hub id, or "demo-head" for the demo target's.
+            folder, a hub id, or "demo-head" for the demo target's. Or "mtp": the layer for
+            multi-token prediction in the target's own checkpoint.
         config: a file that `outrider tune --save` wrote: its models take the place of those above,
             and the pair has its drafter and `config`. None for none.
         runtime: what computes both. "auto" chooses for each: llama.cpp for a GGUF file; on a CPU
@@ -120,9 +121,10 @@ def load(
         place = torch.device("cpu")  # where llama.cpp gives its logits
     accelerated = str(device) != "cpu"
     how = LoadOptions(runtime, place, number, weights, max_sequences, accelerated, kv_cache_memory)
-    head = None if len(named) == 1 else head_folder(named[1])
-    sources = list(map(_shipped, named[: 1 if head else 2], ("target", "draft")))
-    tokenizers = [own or load_tokenizer(source, how) for source, own in sources]
+    own = named[1:] == ["mtp"]
+    head = None if own or len(named) == 1 else head_folder(named[1])
+    sources = list(map(_shipped, named[: 1 if head or own else 2], ("target", "draft")))
+    tokenizers = [given or load_tokenizer(source, how) for source, given in sources]
     models = [
         load_model(role, source, how)
         for role, (source, _) in zip(("target", "draft"), sources, strict=False)
@@ -133,6 +135,10 @@ def load(
 
         headed = load_head(head, loaded, kv_cache_memory=kv_cache_memory)
         return Pair(loaded, headed, tokenizer)
+    if own:
+        from ..drafters.heads.loading import load_mtp
+
+        return Pair(loaded, load_mtp(loaded, kv_cache_memory=kv_cache_memory), tokenizer)
     if len(models) == 1:
         return Pair(loaded, None, tokenizer)
     model, draft_tokenizer = models[1], tokenizers[1]

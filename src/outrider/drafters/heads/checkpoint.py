@@ -7,7 +7,7 @@ words.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class HeadConfig:
     """What a head's configuration says.
 
     Attributes:
-        kind: "eagle3", "peagle", "dflash", "dspark", "dflash2" or "xpress".
+        kind: "eagle3", "peagle", "dflash", "dspark", "dflash2", "xpress", or "mtp".
         decoder: of its layers, as transformers writes it.
         target_layers: after which of the target's layers its states are taken, 0 the embedding;
             empty where the configuration leaves it open.
@@ -71,12 +71,12 @@ class HeadConfig:
     @property
     def eagle(self) -> bool:
         """Whether it reads the state before each token."""
-        return self.kind in ("eagle3", "peagle")
+        return self.kind in ("eagle3", "peagle", "mtp")
 
     @property
     def blocks(self) -> bool:
         """Whether one forward drafts several tokens."""
-        return self.kind != "eagle3"
+        return self.kind not in ("eagle3", "mtp")
 
     @property
     def vocab_size(self) -> int:
@@ -135,6 +135,26 @@ def head_folder(source: str) -> Path | None:
     if not kind:
         return None
     return folder if there else Path(snapshot_download(source))
+
+
+def target_folder(model: Any) -> Path:
+    """Return the folder that a model of transformers was loaded from.
+
+    Raises:
+        ModelError: it was not loaded from files, or these cannot be reached.
+    """
+    source = model.config.name_or_path
+    try:
+        if source and not Path(source).is_dir():
+            from huggingface_hub import snapshot_download
+
+            return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+    except Exception as error:
+        # The package raises what it likes.
+        raise ModelError(f"the files of {source!r} cannot be reached: {error}") from error
+    if not source:
+        raise ModelError("the target was not loaded from files; expected its checkpoint")
+    return Path(source)
 
 
 def _given(folder: Path) -> dict[str, Any]:
@@ -212,24 +232,30 @@ def _target_layers(given: Mapping[str, Any], *, eagle: bool) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a checkpoint, by name.
+def read_tensors(folder: Path, begins: Sequence[str] = ("",)) -> dict[str, Tensor]:
+    """Read the tensors of a checkpoint whose names begin in one of some ways.
 
     Raises:
-        ModelError: there are none, or they cannot be read.
+        ModelError: there are no files, or they cannot be read.
     """
     with missing("transformers"):
-        from safetensors.torch import load_file
+        from safetensors import safe_open
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     if not files:
         raise ModelError(
             f"{folder} has no *.safetensors or *.bin file, which hold a head's weights"
         )
     found: dict[str, Tensor] = {}
+    wanted = tuple(begins)
     try:
         for file in files:
-            pickled = file.suffix == ".bin"
-            found |= torch.load(file, "cpu", weights_only=True) if pickled else load_file(file)
+            if file.suffix == ".bin":
+                every = torch.load(file, "cpu", weights_only=True, mmap=True)
+                found |= {name: each for name, each in every.items() if name.startswith(wanted)}
+                continue
+            with safe_open(file, "pt") as parts:
+                names = [name for name in parts.keys() if name.startswith(wanted)]  # noqa: SIM118
+                found |= {name: parts.get_tensor(name) for name in names}
     except Exception as error:
         # The package raises what it likes.
         raise ModelError(f"the weights in {folder} cannot be read: {error}") from error

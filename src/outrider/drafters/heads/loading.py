@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ...errors import ModelError
 from ...runtimes.transformers.model import TransformersModel
-from .checkpoint import HeadConfig, read_config, read_tensors
+from .checkpoint import HeadConfig, read_config, read_tensors, target_folder
 from .drafter import BlockDrafter, EagleDrafter, HeadDrafter
-from .model import BlockModel, EagleModel
+from .model import BlockModel, EagleModel, HeadModel
+from .mtp import LAYOUTS, MtpNet, mtp_config, mtp_tensors
 from .nets import HeadNet
 
 _PASSED = ("d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
@@ -56,6 +57,37 @@ def load_head(
     return head_of(config, found, target, max_sequences, kv_cache_memory)
 
 
+def load_mtp(
+    target: Any, *, max_sequences: int | None = None, kv_cache_memory: int | None = None
+) -> HeadDrafter:
+    """Load the layer for multi-token prediction of a target's own checkpoint; see `mtp`.
+
+    Args:
+        target: a `TransformersModel` or a runtime made of one, that was loaded from files.
+        max_sequences, kv_cache_memory: as for `load_head`.
+
+    Raises:
+        ModelError: the files cannot be read, or have no such layer, or one that does not fit.
+    """
+    if not isinstance(target, TransformersModel):
+        raise ModelError(
+            f"multi-token prediction drafts from the target's hidden states, and {target.name} "
+            "gives none; run the target on transformers or openvino (--runtime)"
+        )
+    model = target.hf_model
+    count, folder = model.config.get_text_config().num_hidden_layers, target_folder(model)
+    found = read_tensors(folder, [each.begins.format(count) for each in LAYOUTS])
+    layout, named = mtp_tensors(found, count)
+    with torch.device("meta"):
+        net = MtpNet(mtp_config(model), model, layout)
+    given = _shared(model) | named
+    if wrong := list(_differences(net.state_dict(), given)):
+        raise ModelError(
+            f"the layer for multi-token prediction in {folder} does not fit: {'; '.join(wrong)}"
+        )
+    return _drafter(EagleModel, net, given, target, max_sequences, kv_cache_memory)
+
+
 def head_of(
     config: HeadConfig,
     found: Mapping[str, Tensor],
@@ -66,19 +98,30 @@ def head_of(
     """Make a drafter of a checkpoint's tensors that fit; see `load_head`."""
     model, shift = target.hf_model, found.get("d2t")
     net = _net(config, found, model)
-    placed = {
-        name: each.to(model.device, model.dtype) for name, each in _tensors(found, model).items()
-    }
-    net.load_state_dict(placed, assign=True)
     net.rotary = type(net.rotary)(config.decoder).to(model.device)
     if shift is not None:
         net.tokens = (shift + torch.arange(len(shift))).to(model.device)
+    kind = EagleModel if config.eagle else BlockModel
+    return _drafter(kind, net, _tensors(found, model), target, max_sequences, memory)
+
+
+def _drafter(
+    kind: type[HeadModel],
+    net: HeadNet | MtpNet,
+    given: Mapping[str, Tensor],
+    target: TransformersModel,
+    max_sequences: int | None,
+    memory: int | None,
+) -> HeadDrafter:
+    """Give a network its tensors, and make a drafter of it."""
+    model = target.hf_model
+    placed = {name: each.to(model.device, model.dtype) for name, each in given.items()}
+    net.load_state_dict(placed, assign=True)
     # As much of the weights as a forward reads.
     read = sum(each.numel() for name, each in placed.items() if "embed_tokens" not in name)
     ratio = read / sum(each.numel() for each in model.parameters())
-    kind = EagleModel if config.eagle else BlockModel
     slots = max_sequences or target.max_sequences or 8
-    drafter = BlockDrafter if config.blocks else EagleDrafter
+    drafter = BlockDrafter if net.config.blocks else EagleDrafter
     head = kind(net.eval(), slots, target.longest, memory)
     return drafter(head, target.vocab_size, ratio)
 
@@ -123,17 +166,19 @@ def misfits(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> Iter
         yield f"it is for {size} tokens, and the target has {inner.vocab_size}"
     if wrong := [str(each) for each in net.config.target_layers if not 0 <= each <= count]:
         yield f"it takes states of layer {', '.join(wrong)}, and the target has {count} layers"
-    wanted, given = (
-        {name: list(each.shape) for name, each in tensors.items()}
-        for tensors in (net.state_dict(), _tensors(found, model))
-    )
+    yield from _differences(net.state_dict(), _tensors(found, model))
+
+
+def _differences(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Iterator[str]:
+    """Say which tensors are missing, are not wanted, or have another shape."""
     if missing := sorted(wanted.keys() - given.keys()):
         yield f"{', '.join(missing)} missing"
     if surplus := sorted(given.keys() - wanted.keys()):
         yield f"its configuration has no place for {', '.join(surplus)}"
     for name in sorted(wanted.keys() & given.keys()):
-        if wanted[name] != given[name]:
-            yield f"{name} is {given[name]}, and by the configuration {wanted[name]}"
+        shapes = list(given[name].shape), list(wanted[name].shape)
+        if shapes[0] != shapes[1]:
+            yield f"{name} is {shapes[0]}, and by the configuration {shapes[1]}"
 
 
 def _net(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> HeadNet:
@@ -147,11 +192,19 @@ def _net(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> HeadNet
 
 def _tensors(found: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
     """Return the network's tensors by its own names, those included that are the target's."""
-    usual = {"embed_tokens.weight": model.get_input_embeddings().weight}
-    if "d2t" not in found:
-        usual["lm_head.weight"] = model.get_output_embeddings().weight
+    usual = _shared(model)
+    if "d2t" in found:
+        del usual["lm_head.weight"]
     return usual | {
         name.replace("midlayer.", "layers.0."): tensor
         for name, tensor in found.items()
         if name not in _PASSED
+    }
+
+
+def _shared(model: Any) -> dict[str, Tensor]:
+    """Return the target's embedding and head."""
+    return {
+        "embed_tokens.weight": model.get_input_embeddings().weight,
+        "lm_head.weight": model.get_output_embeddings().weight,
     }

@@ -23,6 +23,8 @@ from ...runtimes.paged import PagedModel
 from ...runtimes.transformers.block_cache import BlockCache, Grid, block_bytes
 from ...types.records import HiddenStates, Prefix
 from ...types.transfer import sent
+from .checkpoint import HeadConfig
+from .mtp import MtpNet
 from .nets import Block, HeadNet
 
 _CHUNK = 512
@@ -42,17 +44,19 @@ class HeadModel(PagedModel):
     layer_count = 0  # that have hidden states to give
 
     def __init__(
-        self, net: HeadNet, max_sequences: int, max_length: int, memory: int | None = None
+        self,
+        net: HeadNet | MtpNet,
+        max_sequences: int,
+        max_length: int,
+        memory: int | None = None,
     ) -> None:
-        self.net, self.config = net, net.config
+        self.net: Any = net
+        self.config: HeadConfig = net.config
         self._longest, self._memory = max_length, memory
         self._make_pool(max_sequences)
 
     def _make_pool(self, max_sequences: int) -> None:
-        inner, weight = self.config.decoder, self.net.fc.weight
-        groups = inner.num_key_value_heads
-        keys = weight.new_empty(1, groups, 1, self.net.layers[0].self_attn.head_dim)
-        layers = [(keys, keys)] * len(self.net.layers)
+        inner, weight, layers = self.config.decoder, self.net.fc.weight, self.net.keyed()
         if self.config.eagle:  # of each token its state, too, which the next one needs
             layers += [(weight.new_empty(1, 1, 1, len(weight)), weight.new_empty(1, 1, 1, 1))]
         known = inner.vocab_size, weight.device, max_sequences, self._longest
@@ -187,7 +191,7 @@ class HeadModel(PagedModel):
 
 
 class EagleModel(HeadModel):
-    """An EAGLE-3 or P-EAGLE head over blocks, whose last layer's keys are each token's state."""
+    """A head that reads the state before each token, which stands in blocks as a layer's keys."""
 
     def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
         """Compute a batch; see `PagedModel`.
@@ -268,9 +272,10 @@ class BlockModel(HeadModel):
                 seen = seen & (grid.places >= last[..., None] - window)
             added[kind] = torch.where(seen, zero, -torch.inf)[:, None]
         positions = last + torch.arange(grid.tokens.shape[1], device=self.device)
-        made = self.net.finished(self.net(grid.tokens, None, positions, added, self._cache))
+        made = self.net(grid.tokens, None, positions, added, self._cache)
         pairs = np.stack([prefix.tokens[[-1, -min(2, len(prefix))]] for prefix in prefixes])
-        return Block(*made, self._sent(pairs), self.net.tokens)
+        logits, states = self.net.finished(made)
+        return Block(logits, states, self._sent(pairs), self.net.tokens)
 
 
 class BlockCursor(Cursor):

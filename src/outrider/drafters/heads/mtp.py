@@ -1,0 +1,220 @@
+"""Multi-token prediction: a layer more, which a target's own checkpoint has for drafting.
+
+It is one of the target's decoder layers. It reads a token's embedding and the state of the token
+before it, the target's last in a text, and in drafts what the layer itself made. transformers
+passes these tensors over when it loads a model, so they are read from its files. Of several such
+layers the first drafts all tokens.
+
+Method: DeepSeek-AI, arXiv 2412.19437. Formats: the checkpoints of Qwen3-Next and Qwen 3.5, of
+DeepSeek-V3 and GLM-4.5, and of MiMo.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Embedding, Linear, Module
+
+from ...errors import ModelError
+from ...runtimes.transformers import attention
+from ...runtimes.transformers.twin import sharing
+from .checkpoint import HeadConfig
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How checkpoints of some models write the layer.
+
+    Attributes:
+        begins: what the names of its tensors begin with; {} is how many layers the target has.
+        parts: how they go on, and the names of `MtpNet` in their place; the first that fits counts.
+        states_first: whether states stand before embeddings where both are joined.
+        normed: whether what recurs was normed.
+    """
+
+    begins: str
+    parts: Mapping[str, str]
+    states_first: bool = False
+    normed: bool = True
+
+    def tensors(self, found: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+        """Return the layer's tensors by the names of `MtpNet`; none if there is no such layer."""
+        begins = self.begins.format(layers)
+        named = {}
+        for name, tensor in found.items():
+            rest = name.removeprefix(begins)
+            own = next((part for part in self.parts if rest.startswith(part)), None)
+            if rest != name and own is not None and not rest.startswith(_SHARED):
+                named[self.parts[own] + rest.removeprefix(own)] = tensor
+        return named
+
+
+_SHARED = ("embed_tokens.", "shared_head.head.")
+"""Copies of the target's own tensors."""
+
+LAYOUTS = (
+    Layout(
+        "mtp.",
+        {
+            "pre_fc_norm_embedding.": "token_norm.",
+            "pre_fc_norm_hidden.": "state_norm.",
+            "fc.": "fc.",
+            "norm.": "norm.",
+            "layers.0.": "block.",
+        },
+    ),
+    Layout(
+        "model.layers.{}.",
+        {
+            "enorm.": "token_norm.",
+            "hnorm.": "state_norm.",
+            "eh_proj.": "fc.",
+            "shared_head.norm.": "norm.",
+            "": "block.",
+        },
+        normed=False,
+    ),
+    Layout(
+        "model.mtp_layers.0.",
+        {
+            "token_layernorm.": "token_norm.",
+            "hidden_layernorm.": "state_norm.",
+            "input_proj.": "fc.",
+            "final_layernorm.": "norm.",
+            "": "block.",
+        },
+        states_first=True,
+    ),
+)
+"""Qwen3-Next and Qwen 3.5; DeepSeek-V3 and GLM-4.5; MiMo."""
+
+
+def mtp_config(model: Any) -> HeadConfig:
+    """Describe the layer of a target, a model of transformers."""
+    inner = deepcopy(model.config.get_text_config())
+    layers, inner.num_hidden_layers = inner.num_hidden_layers, 1
+    inner.layer_types = ["full_attention"]
+    for name, first in (("first_k_dense_replace", 0), ("mlp_layer_types", ["sparse"])):
+        if getattr(inner, name, None) is not None:
+            setattr(inner, name, first)
+    attention.register()
+    inner._attn_implementation = attention.NAME
+    return HeadConfig("mtp", inner, (layers,))
+
+
+def mtp_tensors(found: Mapping[str, Tensor], layers: int) -> tuple[Layout, dict[str, Tensor]]:
+    """Find a layer in the tensors of a target's checkpoint, by the names of `MtpNet`.
+
+    Raises:
+        ModelError: there is none.
+    """
+    for layout in LAYOUTS:
+        if tensors := layout.tensors(found, layers):
+            return layout, _joined(tensors)
+    expected = ", ".join(each.begins.format(layers) + "*" for each in LAYOUTS)
+    raise ModelError(
+        f"the target's checkpoint has no layer for multi-token prediction; expected tensors named "
+        f"{expected}"
+    )
+
+
+def _joined(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join the weights of experts, which checkpoints write one by one."""
+    experts: dict[str, dict[int, dict[str, Tensor]]] = defaultdict(lambda: defaultdict(dict))
+    made = {}
+    for name, tensor in found.items():
+        if (match := _EXPERT.fullmatch(name)) is None:
+            made[name] = tensor
+        else:
+            experts[match[1]][int(match[2])][match[3]] = tensor
+    for name, each in experts.items():
+        parts = [each[place] for place in sorted(each)]
+        gates = [torch.cat([one["gate_proj"], one["up_proj"]]) for one in parts]
+        made[f"{name}.gate_up_proj"] = torch.stack(gates)
+        made[f"{name}.down_proj"] = torch.stack([one["down_proj"] for one in parts])
+    return made
+
+
+class MtpNet(Module):
+    """The network of a layer for multi-token prediction; see `HeadNet` for its methods.
+
+    Args:
+        config: as `mtp_config` makes it.
+        model: the target, of transformers, whose rotary embedding is used.
+        layout: of the checkpoint.
+    """
+
+    tokens = None
+
+    def __init__(self, config: HeadConfig, model: Any, layout: Layout) -> None:
+        super().__init__()
+        inner, base = config.decoder, model.get_decoder()
+        width, norm = inner.hidden_size, type(base.norm)
+        self.config, self._layout = config, layout
+        self.token_norm = norm(width, eps=inner.rms_norm_eps)
+        self.state_norm = norm(width, eps=inner.rms_norm_eps)
+        self.fc = Linear(2 * width, width, bias=False)
+        self.block: Any = type(base.layers[-1])(inner, 0)
+        self.norm = norm(width, eps=inner.rms_norm_eps)
+        self.embed_tokens = Embedding(inner.vocab_size, width)
+        self.lm_head = Linear(width, inner.vocab_size, bias=False)
+        self.rotary = sharing(base.rotary_emb)
+
+    def keyed(self) -> list[tuple[Tensor, Tensor]]:
+        """Return keys and values of one token; see `HeadNet.keyed`."""
+        kept = _Kept()
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.fc.weight.device)
+        before = self.fc.weight.new_zeros(1, 1, len(self.fc.weight))
+        with torch.inference_mode():
+            self(token, before, token, {"full_attention": before[..., None, :1]}, kept)
+        return kept.found
+
+    def fused(self, states: Tensor) -> Tensor:
+        """Return the states [n, H] of the target's last layer, [n, 1, H]."""
+        return states[:, 0]
+
+    def forward(
+        self,
+        tokens: Tensor,
+        before: Tensor,
+        positions: Tensor,
+        masks: Mapping[Any, Tensor],
+        cache: Any = None,
+    ) -> Tensor:
+        """Compute the states of tokens, [B, q, H]; see `HeadNet.forward`."""
+        parts = [self.token_norm(self.embed_tokens(tokens)), self.state_norm(before)]
+        joined = self.fc(torch.cat(parts[::-1] if self._layout.states_first else parts, -1))
+        made: Tensor = self.block(
+            joined,
+            attention_mask=masks["full_attention"],
+            position_embeddings=self.rotary(joined, positions),
+            position_ids=positions,
+            past_key_values=cache,
+        )
+        return made
+
+    def finished(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits, and what recurs; see `HeadNet.finished`."""
+        normed = self.norm(states)
+        return self.lm_head(normed), normed if self._layout.normed else states
+
+
+class _Kept:
+    """Takes the keys and values of a forward, in the place of a cache."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Keep a layer's."""
+        self.found.append((keys, values))
+        return keys, values
