@@ -238,6 +238,61 @@ def test_a_shared_prompt_is_kept_as_long_as_it_is_of_use() -> None:
         target.release([name])
 
 
+@torch.no_grad()
+def own_way(model: Any, ids: Any, *, step: int, padding: int) -> Any:
+    """The last logits by transformers' own cache: 20 tokens, then so many at once, padded left."""
+    cache = tf.DynamicCache(config=model.config)
+    model(ids[:, :20], past_key_values=cache, use_cache=True)
+    mask = torch.ones(1, ids.shape[1] + padding, dtype=torch.int64)
+    mask[:, 20 : 20 + padding] = 0
+    for start in range(20, ids.shape[1], step):
+        end = start + step
+        new = torch.cat([ids.new_zeros(1, padding), ids[:, start:end]], 1)
+        places = torch.cat([ids.new_zeros(1, padding), torch.arange(start, end)[None]], 1)
+        seen = {"attention_mask": mask[:, : end + padding], "position_ids": places}
+        logits = model(new, past_key_values=cache, use_cache=True, **seen).logits
+    return logits[0, -1]
+
+
+TRAPS: dict[str, tuple[str, dict[str, int], float]] = {
+    "a forward of one token takes steps below their limit": ("nemotron_h", {"step": 1}, -9.0),
+    "the same": ("zamba2", {"step": 1}, -9.0),
+    "several tokens begin without the state before them": ("jamba", {"step": 10}, -1.0),
+    "padding decays a state": ("qwen3_5", {"step": 10, "padding": 5}, -1.0),
+    "padding moves a convolution's inputs": ("lfm2", {"step": 10, "padding": 5}, -1.0),
+}
+"""Where transformers' cached forwards are no function of the text: how, and of which time steps."""
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_what_transformers_computes_otherwise_with_a_cache_is_computed_right(trap: str) -> None:
+    """One row beside a longer one, in tokens one by one and in drafts that are refused."""
+    family, way, times = TRAPS[trap]
+    model = random_hybrid(family)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("dt_bias"):
+                parameter.normal_(times, 1.0)
+            elif name.endswith("A_log") and times < -1:
+                parameter.fill_(3.0)
+            elif name.endswith(".D") and times < -1:
+                parameter.zero_()
+    texts = [[number * step % VOCAB for number in range(1, 31)] for step in (7, 11)]
+    ids = torch.tensor(texts[:1])
+    target = TransformersModel(model, max_sequences=2, max_length=120)
+    expected = target.uncached([texts[0]])[0, -1].detach()
+    theirs = own_way(model, ids, step=way["step"], padding=way.get("padding", 0))
+    assert float((theirs - expected).abs().max() / expected.abs().max()) > 0.1
+    rows: list[Row] = [(texts[0][20:24], range(4)), ([5], range(1))]
+    for lengths, drafts in (((20, 9), rows), ((22, 23), rows), ((23, 25), rows), ((30, 26), rows)):
+        prefixes = [Prefix(row, texts[row][:length]) for row, length in enumerate(lengths)]
+        found = target.verify(prefixes, proposal(drafts)).logits[:, 0]
+        for logits, prefix in zip(found, prefixes, strict=True):
+            own = target.uncached([prefix.tokens.tolist()])[0, -1]
+            # Parts of some models compute in float32 whatever their dtype.
+            torch.testing.assert_close(logits, own, rtol=0, atol=1e-5)
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     "RecurrentGemma": lambda: tf.RecurrentGemmaConfig(
         vocab_size=VOCAB,
