@@ -254,6 +254,45 @@ def own_way(model: Any, ids: Any, *, step: int, padding: int) -> Any:
     return logits[0, -1]
 
 
+def state_bytes(config: Any, width: int) -> int:
+    """Of the states of a sequence in a model with the gated delta rule, by its shapes.
+
+    The state is in float32, a convolution's inputs of `width` bytes each.
+    """
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    inputs = (2 * keys + values) * config.linear_conv_kernel_dim * width
+    layers = config.layer_types.count("linear_attention")
+    return int(layers * (values * config.linear_key_head_dim * 4 + inputs))
+
+
+def test_the_memory_of_states_is_what_shapes_say(exactly: pytest.MonkeyPatch) -> None:
+    """Beside it stand records of the few tokens since, and keys and values in blocks."""
+    exactly.undo()
+    model = random_hybrid("qwen3_5", dtype=torch.float32)
+    target = TransformersModel(model, max_sequences=3, max_length=120)
+    expected = state_bytes(model.config, 4)
+    assert target._architecture.state_bytes == expected
+    cache = target._states
+    assert isinstance(cache, HybridCache)
+    verified_once = proposal([([1, 2, 3], range(3))])
+    target.verify([Prefix(0, [1, 2, 3, 4])], verified_once)
+    kept = sum(each.nbytes for layer in cache.layers_of for each in layer.lasting())
+    # One input less is kept of each convolution: the newest stands among the records.
+    assert 0.8 * 3 * expected < kept <= 3 * expected
+    records = [(*of.records.values(), *of.inputs.values()) for of in cache.layers_of]
+    assert {each.shape[:2] for of in records for each in of} == {(3, 8)}
+
+
+def test_a_sequence_of_a_model_of_4_billion_weights_takes_50_mib() -> None:
+    """As docs/guides/runtimes.md says of the shapes of Qwen 3.5 4B."""
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 8
+    shapes = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+    shapes |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    config = tf.Qwen3_5TextConfig(num_hidden_layers=32, layer_types=kinds, **shapes)
+    assert round(state_bytes(config, 2) / 2**20, 1) == 49.5
+
+
 TRAPS: dict[str, tuple[str, dict[str, int], float]] = {
     "a forward of one token takes steps below their limit": ("nemotron_h", {"step": 1}, -9.0),
     "the same": ("zamba2", {"step": 1}, -9.0),
