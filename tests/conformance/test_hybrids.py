@@ -345,6 +345,30 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "Rwkv": lambda: tf.RwkvConfig(
         vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, attention_hidden_size=32
     ),
+    "xLSTM": lambda: tf.xLSTMConfig(
+        vocab_size=VOCAB, hidden_size=32, embedding_dim=32, num_hidden_layers=2, num_heads=2
+    ),
+    "recurrence in several parts": lambda: tf.ZambaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_hidden_layers=4,
+        intermediate_size=48,
+        layers_block_type=["mamba", "hybrid", "mamba", "hybrid"],
+        max_position_embeddings=CONTEXT,
+        mamba_d_state=8,
+        n_mamba_heads=2,
+        mamba_dt_rank=4,
+        pad_token_id=None,
+    ),
+    "Zaya": lambda: tf.ZayaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=4,
+    ),
     "sliding windows": lambda: tf.Lfm3Config(
         vocab_size=VOCAB,
         hidden_size=32,

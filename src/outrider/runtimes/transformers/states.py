@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...errors import ModelError
 from ...types.transfer import sent
 from ..blocks import BlockPool, Tokens
 from ..flat import FlatBatch, rows_of
@@ -35,6 +36,7 @@ class LayerStates:
         contexts: the inputs before the state, by convolution, [slots, kernel - 1, C].
         inputs: those since, [slots, W, C].
         folded: brings states past the first of their records.
+        computed: whether the present forward has asked for the state.
     """
 
     state: Tensor | None = None
@@ -42,6 +44,7 @@ class LayerStates:
     contexts: dict[int, Tensor] = field(default_factory=dict)
     inputs: dict[int, Tensor] = field(default_factory=dict)
     folded: Callable[[Tensor, Records, Tensor], Tensor] | None = None
+    computed: bool = False
 
     def lasting(self) -> list[Tensor]:
         """Return what a checkpoint is made of."""
@@ -163,6 +166,8 @@ class HybridCache(BlockCache, States):
     def set_batch(self, grid: Grid, batch: FlatBatch) -> None:
         """Say what the next forward computes."""
         super().set_batch(grid, batch)
+        for layer in self.layers_of:
+            layer.computed = False
         names = list(batch.sequence_ids)
         bases = np.array([self._base[name] for name in names])
         self.rows = self._sent([self._slots[name] for name in names])
@@ -244,7 +249,14 @@ class HybridCache(BlockCache, States):
     # What the recurrent functions ask.
 
     def state(self, layer: LayerStates, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return the states of the rows, [B, ...]; those of a new layer are zero."""
+        """Return the states of the rows, [B, ...]; those of a new layer are zero.
+
+        Raises:
+            ModelError: the layer has several, of heads that it computes one by one, as Zamba's.
+        """
+        if layer.computed:
+            raise ModelError("a layer computes its recurrence in several parts, and one is kept")
+        layer.computed = True
         if layer.state is None:
             layer.state = like.new_zeros(self._count, *shape)
         return layer.state[self.rows]
