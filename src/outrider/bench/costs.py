@@ -2,8 +2,8 @@
 
 Measured with the engine itself, whose rounds draft to each depth in turn, so that a slow moment of
 the machine meets all depths. No slope is fitted to what was timed: where kernels change with the
-width of a forward, four tokens can be cheap and five dear. Beyond the last depth the last step's
-slope goes on.
+width of a forward, four tokens can be cheap and five dear. Beyond the last depth the slope of the
+deeper half goes on.
 """
 
 from __future__ import annotations
@@ -165,8 +165,9 @@ class _Guesses(LookupDrafter):
 
 
 def _between(depth: int, depths: Sequence[int], seconds: Sequence[float]) -> float:
-    """Interpolate between depths, and go on beyond the last as from the one before it."""
-    if depth <= depths[-1] or len(depths) < 2:
+    """Interpolate between depths, and go on beyond the last as from half of it on."""
+    if depth <= depths[-1]:
         return float(np.interp(depth, depths, seconds))
-    slope = (seconds[-1] - seconds[-2]) / (depths[-1] - depths[-2])
+    half = np.interp(depths[-1] / 2, depths, seconds)
+    slope = max(0.0, float(seconds[-1] - half) / (depths[-1] / 2)) if depths[-1] else 0.0
     return seconds[-1] + slope * (depth - depths[-1])

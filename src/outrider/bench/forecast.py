@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf, log, sqrt
 from statistics import fmean
 
 from ..config.params import WITH_MODEL
@@ -20,6 +20,9 @@ _APART = 1.15
 
 _NEAR = 1.05
 """What is faster by less than this is no reason to draft without a bound on what may be lost."""
+
+_NORMAL = 1.96
+"""The 97.5% quantile of the normal distribution."""
 
 _NAMES = {
     "draft_model": "the draft model",
@@ -57,15 +60,19 @@ class Forecast:
         candidate: the configuration.
         stretches: what is expected.
         model_s: the part of the seconds with drafts that the draft model takes.
-        length: tokens that a round emits.
+        length: tokens that a round emits for a row.
+        drafted: the share of rounds that draft.
         raced: what a race measured.
+        wrong: whether it wrote other tokens there than plain decoding at temperature 0.
     """
 
     candidate: Candidate
     stretches: tuple[Stretch, ...]
     model_s: float = 0.0
     length: float = 1.0
+    drafted: float = 1.0
     raced: tuple[Stretch, ...] = ()
+    wrong: bool = False
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -85,9 +92,30 @@ class Forecast:
     @property
     def off(self) -> float | None:
         """The gain predicted for what was raced over the one in the race; None if it was not."""
-        raced = {(each.temperature, each.name) for each in self.raced}
-        same = [each for each in self.stretches if (each.temperature, each.name) in raced]
-        return gain(same).ratio / gain(self.raced).ratio if same else None
+        places = [{(e.temperature, e.name) for e in part} for part in (self.stretches, self.raced)]
+        predicted, raced = (
+            [each for each in part if (each.temperature, each.name) in places[0] & places[1]]
+            for part in (self.stretches, self.raced)
+        )
+        return gain(predicted).ratio / gain(raced).ratio if predicted else None
+
+    @property
+    def estimate(self) -> Speedup:
+        """Its speed over plain decoding's, by the prediction and the race together.
+
+        Each weighs by its own variance, to which that between them is added where they differ by
+        more than these explain: a random-effects mean (DerSimonian and Laird, 1986).
+        """
+        predicted = self.gain()
+        raced = gain(self.raced) if self.raced else Speedup(1.0)
+        if predicted.low is None or raced.low is None:
+            return predicted
+        (first, one), (second, other) = map(_log, (predicted, raced))
+        between = max(0.0, ((first - second) ** 2 - one - other) / 2)
+        weights = [1 / (each + between) for each in (one, other)]
+        mean = (first * weights[0] + second * weights[1]) / sum(weights)
+        margin = exp(_NORMAL / sqrt(sum(weights)))
+        return Speedup(exp(mean), exp(mean) / margin, exp(mean) * margin)
 
     def cells(self) -> tuple[str, ...]:
         """Return a row of a table: the prediction, its interval, the race, and their difference."""
@@ -105,10 +133,10 @@ class Forecast:
     def sure(self) -> bool:
         """Whether the whole interval of its gain is above 1, by some more if it was not raced.
 
-        Where it was, it has to have been faster than plain decoding.
+        Where it was, it has to have been faster than plain decoding, and right.
         """
         least = 1.0 if self.raced and gain(self.raced).ratio > 1 else inf if self.raced else _NEAR
-        return (self.gain().low or 0.0) > least
+        return not self.wrong and (self.estimate.low or 0.0) > least
 
     @property
     def bounded(self) -> bool:
@@ -124,7 +152,8 @@ class Forecast:
         best = max(self.gain(kind).ratio for kind in self.kinds)
         texts = len({each.name for each in self.stretches})
         lost = self.raced and gain(self.raced).outcome < 0
-        return texts > 1 and best > _GAIN and self.gain().ratio >= 1 and not lost
+        fits = texts > 1 and best > _GAIN and self.estimate.ratio >= 1
+        return fits and not lost and not self.wrong
 
     @property
     def affordable(self) -> float:
@@ -132,6 +161,12 @@ class Forecast:
         rest = sum(each.drafting for each in self.stretches) - self.model_s
         left = sum(each.plain for each in self.stretches) - rest
         return left / self.model_s if self.model_s else 0.0
+
+
+def _log(found: Speedup) -> tuple[float, float]:
+    """Return the logarithm of a ratio, and its variance."""
+    width = log((found.high or inf) / (found.low or inf)) / 2
+    return log(found.ratio), max((width / _NORMAL) ** 2, 1e-12)
 
 
 def gain(stretches: Sequence[Stretch]) -> Speedup:
@@ -163,16 +198,19 @@ def chosen(forecasts: Sequence[Forecast]) -> Forecast | None:
     """Choose what to decode with; None for plain decoding, where nothing else surely pays.
 
     That is the fastest whose interval is above 1, or such a one that is bounded and nearly as fast;
-    else the fastest bounded one that gains on some kind of text.
+    else the fastest bounded one that gains on some kind of text. What was raced goes before what
+    was only predicted.
 
     Args:
         forecasts: of all configurations, the fastest first.
     """
-    bounded = [each for each in forecasts if each.bounded]
-    for each in forecasts:
-        if each.sure:
-            least = each.gain().ratio / _NEAR
-            return next((one for one in bounded if one.sure and one.gain().ratio > least), each)
+    raced = [each for each in forecasts if each.raced]
+    sure = [each for each in raced or forecasts if each.sure]
+    for each in sure:
+        least = each.estimate.ratio / _NEAR
+        near = (one for one in sure if one.bounded and one.estimate.ratio > least)
+        return next(near, each)
+    bounded = [each for each in (*raced, *forecasts) if each.bounded]
     return next((each for each in bounded if each.gains_somewhere), None)
 
 
@@ -189,22 +227,28 @@ def schedule(
     Returns:
         Batch sizes, the first of them 1, and depths, 0 where nothing pays.
     """
-    lengths = {
-        each.candidate.depth: each.length
+    tried = {
+        each.candidate.depth: each
         for each in forecasts
         if each.candidate.drafter == drafter
         and each.candidate.depth is not None
         and each.candidate.tree is None
     }
     found = []
-    for costs in curves if lengths else ():
+    for costs in curves if tried else ():
         speeds = {
-            depth: length / (costs.verifying(depth) + costs.drafting(depth))
-            for depth, length in lengths.items()
+            depth: each.length / _seconds(costs, depth, each.drafted)
+            for depth, each in tried.items()
         }
         speeds[0] = 1 / costs.plain
         found.append((costs.rows, max(speeds, key=lambda depth: speeds[depth])))
     return tuple(found)
+
+
+def _seconds(costs: Costs, depth: int, drafted: float) -> float:
+    """Return the mean seconds of rounds of which a share drafts to a depth."""
+    drafting = costs.verifying(depth) + costs.drafting(depth)
+    return drafted * drafting + (1 - drafted) * costs.plain
 
 
 def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
@@ -226,12 +270,12 @@ def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
         yield f"use {_said(best)}{bound if best.bounded and not best.sure else ''}"
     models = [each for each in forecasts if each.candidate.drafter == "draft_model"]
     drafts = best is not None and best.candidate.drafter in WITH_MODEL
-    if models and not drafts and models[0].gain().ratio < 1:
+    if models and not drafts and models[0].estimate.ratio < 1:
         dearest = max(each.affordable for each in models) * step
         needed = f"it would have to cost under {dearest:.2g}"
         yield (
-            f"the draft model does not pay here ({_ratio(models[0].gain())} at best): a step costs "
-            f"{step:.2g} of a plain round, "
+            f"the draft model does not pay here ({_ratio(models[0].estimate)} at best): a step "
+            f"costs {step:.2g} of a plain round, "
             + (needed if dearest > 0 else "and verifying alone costs more than is kept")
         )
 
@@ -241,7 +285,7 @@ def basis(forecasts: Sequence[Forecast]) -> str:
     texts = len(forecasts[0].stretches)
     raced = [
         f"{each.candidate.label} {_ratio(gain(each.raced))}"
-        + (f", predicted {each.off - 1:+.0%} off" if each.off is not None else "")
+        + (f", predicted {_beside(each.off)}" if each.off is not None else "")
         for each in forecasts
         if each.raced
     ]
@@ -249,9 +293,17 @@ def basis(forecasts: Sequence[Forecast]) -> str:
     return f"predicted from {texts} texts and what rounds cost; {confirmed}"
 
 
-def before_texts(costs: Sequence[Costs]) -> Iterator[str]:
-    """Say what is known where no text was written."""
-    yield "no answer yet: it ended before plain decoding had written a text to predict from"
+def _beside(off: float) -> str:
+    """Say how far a prediction was from a race."""
+    return f"{abs(off - 1):.0%} {'above' if off > 1 else 'below'} it"
+
+
+def before_texts(costs: Sequence[Costs], *, short: bool) -> Iterator[str]:
+    """Say what is known where no text was written, or all came to their ends at once (`short`)."""
+    if short:
+        yield "no answer: the target ends all of these prompts at once; give others (--prompts)"
+    else:
+        yield "no answer yet: it ended before plain decoding had written a text to predict from"
     for each in costs:
         if each.step:
             yield f"a draft step costs {each.step:.2g} of a plain round"
@@ -263,19 +315,23 @@ def before_texts(costs: Sequence[Costs]) -> Iterator[str]:
 def _said(found: Forecast) -> str:
     """Name a configuration and its gain, by kind of text where kinds differ."""
     depth, tree = found.candidate.depth, found.candidate.tree
-    how = "adaptive depth" if depth is None else f"{depth} tokens a round"
+    how = "adaptive depth" if depth is None else f"{depth} token{'s' * (depth > 1)} a round"
     if tree is not None:
         how = f"trees of {'x'.join(map(str, tree))}"
-    said = f"{_NAMES[found.candidate.drafter]} with {how}: {_ratio(found.gain())} as fast as plain"
+    name = _NAMES[found.candidate.drafter]
+    said = f"{name} with {how}: {_ratio(found.estimate)} as fast as plain"
     temperatures = dict.fromkeys(each.temperature for each in found.stretches)
     parts = [
         {f"on {kind}": found.gain(kind) for kind in found.kinds},
         {f"at temperature {each:g}": found.gain(temperature=each) for each in temperatures},
     ]
-    for part in parts:
+    # Only where neither stands for the other.
+    both = {(each.kind, each.temperature) for each in found.stretches}
+    for part in parts if len(both) == len(parts[0]) * len(parts[1]) else ():
         ordered = sorted(part.items(), key=lambda each: each[1].ratio, reverse=True)
         if ordered[0][1].ratio > _APART * ordered[-1][1].ratio:
-            said += f"; {', '.join(f'{_ratio(each)} {where}' for where, each in ordered)}"
+            listed = ", ".join(f"{_ratio(each)} {where}" for where, each in ordered)
+            said += f"; {'predicted ' * bool(found.raced)}{listed}"
     return said
 
 

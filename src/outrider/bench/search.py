@@ -16,6 +16,7 @@ import numpy as np
 from .. import Pair, SpeculativeDecoder, SuffixDrafter
 from ..config.params import WITH_MODEL
 from ..engine.methods import make_drafter
+from ..engine.metrics import SpeculationMetrics
 from ..errors import InvalidConfigError
 from .costs import DEPTHS, Costs, Timing, cycle
 from .forecast import Forecast, Stretch, chosen
@@ -85,6 +86,8 @@ class Search:
         self._write()
         self._timings.clear()
         found = self.forecasts()
+        if not found:
+            return
         best = chosen(found)
         field = [each.candidate for each in (*filter(None, [best]), *found)]
         finalists = list(dict.fromkeys(field))[:FINALISTS]
@@ -104,29 +107,55 @@ class Search:
 
     def forecasts(self) -> list[Forecast]:
         """Predict all configurations from the texts and costs so far, the fastest first."""
-        texts = [text for text in self._texts if len(text.token_ids) >= self._least(text)]
-        model, done = self._pair.model_drafter, {each.candidate for each in self._forecasts}
-        chains = WITH_MODEL if model is not None and not model.branches else ()
+        texts, done = self._usable(), {each.candidate for each in self._forecasts}
         for candidate in candidates(self._options) if texts and self.costs else ():
             late = candidate.depth is not None and self._gone() > 1
-            branching = candidate.tree and candidate.drafter in chains
-            if candidate not in done and not late and not branching:
+            if candidate not in done and not late and self._predictable(candidate):
                 self._say(f"predicting {candidate.label}")
                 self._forecasts.append(self._forecast(candidate, texts))
+        wrong = {found.candidate for found in self.measurements if found.wrong}
         found = [
-            replace(each, raced=tuple(self._raced.get(each.candidate, ())))
+            replace(
+                each,
+                raced=tuple(self._raced.get(each.candidate, ())),
+                wrong=each.candidate in wrong,
+            )
             for each in self._forecasts
         ]
-        return sorted(found, key=lambda each: each.gain().ratio, reverse=True)
+        return sorted(found, key=lambda each: each.estimate.ratio, reverse=True)
 
-    def _least(self, text: Text) -> int:
-        """Return how many tokens of a text say something: two if it has come to its end."""
-        return 2 if ended(text, self._pair.target) else LEAST
+    def _predictable(self, candidate: Candidate) -> bool:
+        """Whether its drafts follow from texts: not those of blocks, nor trees of what has none."""
+        model = self._pair.model_drafter
+        if model is None or candidate.drafter not in WITH_MODEL:
+            return True
+        return model.steps(2) == 2 and (model.branches or not candidate.tree)
+
+    def _usable(self) -> list[Text]:
+        """Return the texts that say something: of two tokens, or not at their end of some more."""
+        least = {True: 2, False: LEAST}
+        return [
+            text
+            for text in self._texts
+            if len(text.token_ids) >= least[ended(text, self._pair.target)]
+        ]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was not predicted, and why."""
+        model = self._pair.model_drafter
+        usable = {text.prompt.name for text in self._usable()}
+        short = [text for text in self._texts if ended(text, self._pair.target)]
+        names = dict.fromkeys(text.prompt.name for text in short if text.prompt.name not in usable)
+        said = [f"{name}: the target ends it at once" for name in names]
+        if model is not None and model.steps(2) != 2:
+            said.append("the draft head: it drafts blocks, which outrider bench measures")
+        return tuple(said)
 
     def _forecast(self, candidate: Candidate, texts: Sequence[Text]) -> Forecast:
         """Predict what a configuration and plain decoding take for texts."""
         stretches: list[Stretch] = []
-        batch, model_s, tokens, rounds = self._options.batch, 0.0, 0, 0
+        batch, model_s, found = self._options.batch, 0.0, list[SpeculationMetrics]()
         for temperature in self._options.temp:
             own = [text for text in texts if text.temperature == temperature]
             own.sort(key=lambda text: self._workload.prompts.index(text.prompt))
@@ -134,8 +163,11 @@ class Search:
                 replay = self._replay(candidate, own)
                 stretches += [_stretch(temperature, *each) for each in replay.run(batch)]
                 model_s += replay.model_s
-                tokens, rounds = tokens + replay.metrics.emitted, rounds + replay.metrics.rounds
-        return Forecast(candidate, tuple(stretches), model_s, tokens / (rounds * batch))
+                found.append(replay.metrics)
+        rounds = sum(each.rounds for each in found)
+        length = sum(each.emitted for each in found) / rounds
+        drafted = sum(each.draft_rounds for each in found) / rounds
+        return Forecast(candidate, tuple(stretches), model_s, length, drafted)
 
     def _replay(self, candidate: Candidate, texts: Sequence[Text]) -> Replay:
         """Make what decodes texts of one temperature again."""
@@ -160,7 +192,7 @@ class Search:
         prompts = [prompt.token_ids for prompt in self._workload.prompts]
         usual = round(median(map(len, prompts)) + options.max_tokens / 2)
         most = room - CYCLE
-        context = options.context or max(1, min(usual, int(min(most, usual))))
+        context = options.context or int(max(1, min(usual, most)))
         if context > most:
             expected = f"at most {most}: rounds are timed with {CYCLE} tokens more"
             raise InvalidConfigError("context", context, expected)
@@ -169,14 +201,18 @@ class Search:
         self._begin(options.temp[0])
 
     def _begin(self, temperature: float) -> None:
-        """Make what times rounds at a temperature, and time them twice: the first time is cold."""
+        """Make what times rounds at a temperature, and time them twice: the first time is cold.
+
+        Once where that has taken long.
+        """
         self._timings |= {
             (temperature, model): self._timing(
                 temperature, self._options.batch, DEPTHS[: -1 if model else None], model=model
             )
             for model in (False, True)[: 1 + (self._pair.model_drafter is not None)]
         }
-        for _ in range(2):
+        self._again(temperature)
+        if self._gone() < WRITING / 2:
             self._again(temperature)
 
     def _again(self, temperature: float) -> None:
@@ -199,10 +235,13 @@ class Search:
     def _curve(self, model: bool) -> None:
         """Time rounds at the batch sizes of a schedule, as long as there is time."""
         self._say("timing rounds of larger batches")
+        known = self.costs[self._options.temp[0], model]
         for rows in sorted({1, *self._options.schedule}) if self._options.export else ():
-            if self._gone() < (1 if rows == 1 else CURVES):
+            if rows == known.rows:
+                self.curves.setdefault(model, []).append(known)
+            elif self._gone() < (1 if rows == 1 else CURVES):
                 timing = self._timing(self._options.temp[0], rows, (0, 1, 2, 4, 8), model=model)
-                for _ in range(2):
+                for _ in range(3):
                     cycle([timing])
                 self.curves.setdefault(model, []).append(timing.costs)
 
@@ -214,8 +253,6 @@ class Search:
         jobs, trees = self._jobs(), [each.tree or () for each in candidates(self._options)]
         children = max((most for tree in trees for most in tree), default=0)
         for place, group in enumerate(_groups(jobs, TOGETHER)):
-            if self._texts and self._gone() > WRITING:
-                break
             self._say(f"decoding plainly, {len(self._texts)} of {len(jobs)} texts{self._kept()}")
             prompts, temps = zip(*group, strict=True)
             params = list(map(self._options.sampling, temps))
@@ -225,6 +262,8 @@ class Search:
                     self._texts += found
                 elif self._gone() > WRITING and turn >= 2 * LEAST:
                     break
+            if self._gone() > WRITING:
+                break
             temperature = self._options.temp[(place + 1) % len(self._options.temp)]
             if (temperature, False) in self._timings:
                 self._again(temperature)
@@ -254,11 +293,14 @@ class Search:
             if self._gone() >= 1:
                 return
             share = self._gone() + (1 - self._gone()) / (len(temps) - place)
+            tokens = self._affordable(share - self._gone(), 1 + len(finalists))
+            if tokens < LEAST:
+                return
             labels = " and ".join(each.label for each in finalists)
             self._say(f"racing {labels} beside plain decoding, temperature {temperature:g}")
             trial = Trial(
                 workload=replace(self._workload, prompts=self._known(temperature)),
-                sampling=self._options.sampling(temperature),
+                sampling=replace(self._options.sampling(temperature), max_tokens=tokens),
                 batch=batch,
                 repeats=REPEATS,
             )
@@ -270,12 +312,18 @@ class Search:
             finally:
                 self._keep(trial, race.measurements())
 
+    def _affordable(self, share: float, lanes: int) -> int:
+        """Return how many tokens of a text so many lanes can race twice in a part of the budget."""
+        plain = next(iter(self.costs.values())).plain
+        room = share * self._options.budget / (2 * lanes * plain)
+        return int(min(self._options.max_tokens, room))
+
     def _known(self, temperature: float) -> tuple[Prompt, ...]:
-        """Return the prompts that texts were written for, to be gone on with as far as these."""
-        known = {text.prompt.name for text in self._texts}
+        """Return the prompts of usable texts, to be gone on with as far as these."""
+        known = {text.prompt.name for text in self._usable()}
         ends = {
             text.prompt.name: len(text.token_ids)
-            for text in self._texts
+            for text in self._usable()
             if text.temperature == temperature and ended(text, self._pair.target)
         }
         return tuple(

@@ -21,10 +21,10 @@ from torch import Tensor
 from .. import SamplingParams, SpeculativeDecoder
 from ..drafters.base import DraftContext, nothing_drafted
 from ..engine.compatibility import parts_of
+from ..policies.confidence import ConfidenceRule
 from ..runtimes.base import Runtime
 from ..sampling.batch import Batch
 from ..sampling.distributions import distributions
-from ..types.plan import StopRule
 from ..types.records import Distributions, DraftPlan, DraftProposal, DraftTree
 from .records import Prompt
 
@@ -115,7 +115,8 @@ def written(
             among: list[list[float]] = []
             if children:
                 siblings = _drafted(decoder, batch, children)[0].tokens
-                drawn = torch.tensor([not asked.greedy for _, asked in pairs])[live]
+                sampled = [not pairs[row][1].greedy for row in live]
+                drawn = torch.tensor(sampled, device=siblings.device)
                 among = _among(siblings, drafted.distributions, tokens, ratios, drawn).tolist()
             prompted = sum(state.prompt_length for state in batch.states)
             for place, row in enumerate(live):
@@ -147,7 +148,9 @@ def _drafted(
     if decoder.drafter is None:
         return nothing_drafted(rows, decoder.target.device), [0.0] * rows
     tree = DraftTree((children,), (children,)) if children else None
-    plan = DraftPlan(np.ones(rows, dtype=np.int64), tree, None if children else _One())
+    one = np.ones(rows, dtype=np.int64)
+    rule = ConfidenceRule(one, -one, cost_ratio=0.0)  # drafts on, and asks for confidences
+    plan = DraftPlan(one, tree, None if children else rule)
     draws = batch.draws(decoder.chance, plan.width, coupled=False)
     ctx = DraftContext(batch, draws, plan, decoder.config)
     proposal = decoder.drafter.propose([state.prefix for state in batch.states], plan, ctx)
@@ -204,21 +207,3 @@ def _at(made: Distributions | None, tokens: Tensor) -> Tensor:
         assert made.point_masses is not None
         return (made.point_masses[:, 0] == tokens).double()
     return made.probs[:, 0].gather(-1, tokens[:, None])[:, 0].double()
-
-
-class _One(StopRule):
-    """Drafts one token, and asks for its confidence."""
-
-    model_depth = np.ones(1, dtype=np.int64)
-
-    def continues(self, confidence: Floats, drafting: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Decide that no row drafts another token."""
-        return np.zeros_like(drafting)
-
-    def kept(self, source: str, confidence: Floats) -> Floats:
-        """Take a confidence for the probability that a token is kept."""
-        return confidence
-
-    def lookup(self, row: int, reach: Floats) -> int:
-        """Look nothing up."""
-        return 0

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..config.params import WITH_MODEL
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, OutriderError
 from .costs import Costs
 from .engine_flags import Export, export
 from .environment import environment
@@ -38,7 +38,8 @@ class Recommendation:
         exports: the configuration in other engines' words; none for plain decoding.
         environment: versions, machine, models and settings, as JSON takes them.
         skipped: prompts that were left out, and why.
-        partial: whether it was interrupted.
+        short: whether the target ended all prompts at once, so that nothing was predicted.
+        partial: whether it was interrupted, or ended by an error that `skipped` names.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -48,6 +49,7 @@ class Recommendation:
     exports: tuple[Export, ...]
     environment: dict[str, Any]
     skipped: tuple[str, ...] = ()
+    short: bool = False
     partial: bool = False
 
     @property
@@ -65,8 +67,12 @@ class Recommendation:
     def verdict(self) -> tuple[str, ...]:
         """What to do, how sure that is, and what it rests on, in sentences."""
         if not self.forecasts:
-            return tuple(before_texts(self.costs))
-        wrong = (error for each in self.measurements for error in each.errors[:3])
+            return tuple(before_texts(self.costs, short=self.short))
+        wrong = (
+            f"{each.candidate.label}: {error}"
+            for each in self.measurements
+            for error in each.errors[:3]
+        )
         return (*verdict(self.forecasts, self.step), basis(self.forecasts), *wrong)
 
     def settings(self) -> dict[str, Any]:
@@ -83,6 +89,8 @@ class Recommendation:
         if self.candidate.plain:
             return made
         made["depth"] = "adaptive" if self.candidate.depth is None else "fixed"
+        if self.step and self.candidate.depth is None and self.candidate.drafter in WITH_MODEL:
+            made["cost-ratio"] = round(self.step, 3)
         if self.candidate.depth is not None:
             made["num-speculative-tokens"] = self.candidate.depth
         if self.candidate.tree is not None:
@@ -92,7 +100,7 @@ class Recommendation:
     def document(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
         return asdict(self) | {
-            "format": "outrider-tune/5",
+            "format": "outrider-tune/6",
             "candidate": asdict(self.candidate),
             "verdict": list(self.verdict),
             "config": self.settings(),
@@ -124,27 +132,34 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
         expected = f"at most {len(workload.prompts)}, the number of prompts (--max-prompts)"
         raise InvalidConfigError("batch", options.batch, expected)
     search = Search(options, pair, workload, report)
-    partial = False
+    partial, failed = False, tuple[str, ...]()
     try:
         search.run()
     except KeyboardInterrupt:
         partial = True
+    except (OutriderError, RuntimeError) as error:
+        if not search.forecasts():
+            raise
+        partial, failed = True, (f"what was to follow: {error}",)
     settings = {name: value for name, value in asdict(options).items() if value is not None}
     settings["prompts"] = list(map(str, options.prompts))
     found = Recommendation(
-        forecasts=tuple(search.forecasts()),
+        forecasts=(forecasts := tuple(search.forecasts())),
         costs=tuple(search.costs.values()),
         schedule=(),
         measurements=tuple(search.measurements),
         exports=(),
         environment=environment(facts, settings),
-        skipped=workload.skipped,
+        skipped=(*workload.skipped, *search.left_out, *failed),
+        short=not forecasts and bool(search.left_out),
         partial=partial,
     )
     drafter = found.candidate.drafter
     if drafter == "hybrid" and any(f.candidate.drafter == "draft_model" for f in found.forecasts):
         drafter = "draft_model"  # other engines have no hybrid
     curves = search.curves.get(drafter in WITH_MODEL, ())
+    if drafter in WITH_MODEL and pair.model_drafter and pair.model_drafter.hidden_layers:
+        curves = ()  # a head has another name in each engine
     found = replace(found, schedule=schedule(found.forecasts, drafter, curves))
     return replace(found, exports=tuple(_exports(options, found)))
 

@@ -47,6 +47,8 @@ SAMPLING = flags_of(
 def _check_temperatures(_kind: Any, given: tuple[float, ...]) -> None:
     for each in given:
         SamplingParams(temperature=each)
+    if len(set(given)) < len(given):
+        raise InvalidConfigError("temperature", given, "each temperature once")
 
 
 @app.default

@@ -25,6 +25,9 @@ EXAMPLES = """Examples:
     outrider tune
     outrider tune --target MODEL --draft MODEL --prompts prompts.jsonl --temp 0.7 --save tuned.toml
     outrider generate --config tuned.toml -p "def fib(n):"
+
+The exit status is 1 where a lossless configuration wrote another token at temperature 0 than plain
+decoding, and their logits are further apart than rounding explains.
 """
 
 PYTHON = """pair = outrider.load(config={!r})
@@ -85,7 +88,7 @@ def tune(
         if found.partial:
             print("outrider: interrupted; this is what had been measured", file=sys.stderr)
             return interruption()
-    return 0
+    return int(any(each.wrong for each in found.measurements))
 
 
 def toml(settings: Mapping[str, Any], comments: tuple[str, ...] = ()) -> str:
@@ -124,7 +127,7 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
     known = [str(facts[name]) for name in names if facts.get(name)]
     console.print(Text("outrider tune", "bold"), Text(", ".join(known), "dim"))
     if found.forecasts:
-        shown = table("configuration", right=("predicted", "95% interval", "raced", "off"))
+        shown = table("configuration", right=("predicted", "95% interval", "raced", "beside it"))
         for each in best_of_each(found.forecasts):
             shown.add_row(*each.cells())
         console.print(shown)

@@ -176,7 +176,7 @@ def record_of(
         confidence=tuple(confidence),
         cached=tuple(max(n, part) for n, (part, _) in zip(found, parts, strict=True)),
         draft_s=spans.seconds("draft"),
-        target_s=spans.seconds("target"),
+        target_s=spans.seconds("states") + spans.seconds("target"),
         total_s=spans.total(),
         plan_s=spans.seconds("plan"),
         between_s=between_s + sum(seconds for _, seconds in parts),

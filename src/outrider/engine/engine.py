@@ -204,7 +204,8 @@ class Engine:
         context = DraftContext(
             batch, draws, plan, self.config, draft_pipeline, learning=chance is None
         )
-        self._prepare(batch.states, plan)
+        with spans.span("states"):
+            self._prepare(batch.states, plan)
         with spans.span("draft"):
             proposal = self._drafting.propose(batch, plan, context)
         with spans.span("target"):

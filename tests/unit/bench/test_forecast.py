@@ -78,6 +78,30 @@ def test_a_race_that_cannot_tell_is_not_lost() -> None:
     assert chosen([noisy]) == noisy
 
 
+def test_a_prediction_and_its_race_are_weighed_by_their_intervals() -> None:
+    close = forecast(editing=(1.6, 1.5), code=(1.5, 1.6), raced=(1.5, 1.6))
+    assert close.estimate.ratio == pytest.approx(1.55, abs=0.01)
+    assert close.estimate.low is not None
+    assert close.gain().low is not None
+    assert close.estimate.low > close.gain().low  # two that agree say more than one
+    apart = forecast(editing=(1.5, 1.51), code=(1.49, 1.5), raced=(0.79, 0.81))
+    assert 0.8 < apart.estimate.ratio < 1.5
+    assert not apart.sure
+    assert apart.estimate.outcome == 0
+
+
+def test_what_won_its_race_goes_before_what_was_predicted_to_win() -> None:
+    fell = forecast(Candidate("suffix", "block", 4), (1.0, 1.02), editing=(1.61, 1.6))
+    held = forecast(Candidate("ngram", "block", 4), (1.55, 1.54), editing=(1.6, 1.59))
+    unraced = forecast(Candidate("ngram", "block", 2), editing=(1.7, 1.71))
+    order = sorted([fell, held, unraced], key=lambda each: -each.estimate.ratio)
+    assert chosen(order) == held
+
+
+def test_what_wrote_a_wrong_token_is_not_chosen() -> None:
+    assert chosen([replace(SURE, wrong=True)]) is None
+
+
 def test_texts_that_were_raced_more_often_do_not_count_more() -> None:
     once = stretched(editing=(3.0,), code=(1.0,))
     raced = Forecast(SUFFIX, once, raced=(*once, once[0], once[0]))
@@ -134,13 +158,31 @@ def test_turning_it_off_is_a_verdict() -> None:
 def test_basis_names_the_error_of_predictions() -> None:
     assert "not raced" in basis([SURE])
     raced = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(1.6, 1.65))
-    assert "predicted +11% off" in basis([raced])
+    assert "predicted 11% above it" in basis([raced])
 
 
 def test_before_a_text_was_written_costs_are_named() -> None:
-    said = list(before_texts([COSTS]))
+    said = list(before_texts([COSTS], short=False))
     assert said[0].startswith("no answer yet")
     assert "a draft step costs 0.5 of a plain round" in said[1]
+    assert "ends all of these prompts at once" in next(before_texts([COSTS], short=True))
+
+
+def test_costs_beyond_what_was_timed_never_fall() -> None:
+    seconds = (1.0, 1.2, 1.4, 1.8, 2.6, 2.5)
+    noisy = Costs(0.0, 1, 200, (0, 1, 2, 4, 7, 8), seconds, (0.0,) * 6)
+    assert noisy.verifying(16) == pytest.approx(2.5 + (2.5 - 1.8) / 4 * 8)
+    flat = Costs(0.0, 1, 200, (0, 4, 8), (1.0, 1.3, 1.2), (0.0,) * 3)
+    assert flat.verifying(84) == 1.2
+
+
+def test_rounds_that_look_up_nothing_cost_a_plain_round() -> None:
+    """Half of the rounds draft: 2.2 tokens for 1.75 plain rounds, not for 2.5."""
+    four = Candidate("ngram", "block", 4)
+    found = Forecast(four, stretched(code=(1.3,)), length=2.2, drafted=0.5)
+    costs = Costs(0.0, 1, 200, (0, 1, 2, 4), (1.0, 1.5, 1.9, 2.5), (0.0, 0.0, 0.0, 0.0))
+    assert schedule([found], "ngram", [costs]) == ((1, 4),)
+    assert schedule([replace(found, drafted=1.0)], "ngram", [costs]) == ((1, 0),)
 
 
 def test_a_schedule_has_the_fastest_depth_of_each_batch_size() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,8 +16,9 @@ from outrider.bench.forecast import Forecast, Stretch
 from outrider.bench.options import Engines
 from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.search import CYCLE, candidates
+from outrider.bench.texts import written
 from outrider.bench.tune import Recommendation, run_tune
-from outrider.errors import InvalidConfigError
+from outrider.errors import InvalidConfigError, ModelError
 
 from ...support.bench import load_pair, prompt_file
 
@@ -113,6 +114,41 @@ def test_an_interrupt_leaves_what_is_known(tmp_path: Path, step: str) -> None:
         assert found.candidate == PLAIN
         assert found.verdict[0].startswith("no answer yet")
     json.dumps(found.document())
+
+
+@pytest.mark.slow
+def test_a_failure_after_the_predictions_leaves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ModelError("no memory for 512 rows")
+
+    monkeypatch.setattr("outrider.bench.search.Search._curve", fails)
+    found = run_tune(options(tmp_path))
+    assert found.partial
+    assert found.forecasts
+    assert any("no memory for 512 rows" in line for line in found.skipped)
+    monkeypatch.setattr("outrider.bench.search.Search._write", fails)
+    with pytest.raises(ModelError, match="512 rows"):
+        run_tune(options(tmp_path))
+
+
+@pytest.mark.slow
+def test_prompts_that_the_target_ends_at_once_are_no_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.bench.search.ended", lambda text, _: len(text.token_ids) == 1)
+    monkeypatch.setattr(
+        "outrider.bench.search.written",
+        lambda decoder, prompts, params, children: islice(
+            written(decoder, prompts, params, children), 1
+        ),
+    )
+    found = run_tune(options(tmp_path))
+    assert not found.measurements
+    assert found.verdict[0].startswith("no answer: the target ends all")
+    assert len(found.skipped) == 3
+    assert not found.partial
 
 
 @pytest.mark.slow
