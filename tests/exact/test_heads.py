@@ -23,7 +23,7 @@ from outrider.certify.reference import distance, target_distribution
 from outrider.drafters.heads.loading import load_head
 from outrider.drafters.heads.model import BlockCursor, HeadModel
 from outrider.types.records import Distributions as Made
-from outrider.types.records import DraftPlan, DraftProposal
+from outrider.types.records import DraftPlan, DraftProposal, RoundRecord
 from tests.support.families import Distributions, greedy_reference, random_model
 from tests.support.heads import drafted_logits, head_checkpoint
 
@@ -277,10 +277,11 @@ def test_a_head_that_lost_its_states_is_given_them_again(name: str, tmp_path: Pa
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("name", ["eagle3", "peagle", "dspark"])
+@pytest.mark.parametrize("name", ["eagle3", "peagle", "dflash", "dspark", "dflash2", "xpress"])
 def test_a_round_that_is_repeated_is_the_same(name: str, tmp_path: Path) -> None:
+    """And what is drafted in the next one is what the network says."""
     model = random_model("llama")
-    decoder, _, _ = decoder_of(tmp_path, model, FLAGS[name])
+    decoder, head, seen = decoder_of(tmp_path, model, FLAGS[name])
     batch = decoder.pack(decoder.start(PROMPTS[0], SamplingParams(max_tokens=30, seed=5)))
     for _ in range(5):
         first = decoder.step(batch)
@@ -288,6 +289,33 @@ def test_a_round_that_is_repeated_is_the_same(name: str, tmp_path: Path) -> None
         assert first.emitted == again.emitted
         assert first.record.drafted == again.record.drafted
         batch = again.batch
+        prefixes, proposal = seen[-1] if seen else ([], None)
+        for place in range(int(proposal.lengths[0]) if proposal else 0):
+            assert proposal is not None
+            path = proposal.tokens[0, :place].tolist()
+            logits = drafted_logits(head.model.net, model, prefixes[0].tokens.tolist(), path)
+            found = proposal.distributions.probs[0, place].double()
+            torch.testing.assert_close(found, logits.softmax(-1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_a_text_that_goes_on_is_found_as_without_a_head(name: str, tmp_path: Path) -> None:
+    """By a text that ended, and by prompts that begin alike at the same time."""
+    model = random_model("llama")
+    headed, _, _ = decoder_of(tmp_path, model, FLAGS[name])
+    plain = TransformersModel(model, max_sequences=5, prefill_chunk=8)
+    params = SamplingParams(max_tokens=13, temperature=0)
+    found: list[list[int]] = []
+    for target, drafter in ((headed.target, headed.drafter), (plain, None)):
+        records: list[RoundRecord] = []
+        decoder = SpeculativeDecoder(target, drafter, config=headed.config, on_round=records.append)
+        text = list(range(1, 36))
+        for _ in range(3):
+            outputs = decoder.generate([text, [*text, 3]], params)
+            text = [*text, *outputs[0].token_ids, 7]
+        found.append([sum(record.cached) for record in records if any(record.cached)])
+    assert found[0] == found[1]
+    assert len(found[0]) >= 3
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dspark"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App
 
 from ..config.sources import Dtype
+from ..config.validation import integer
 from ..errors import InvalidConfigError
 from .options import Output, titled
 
@@ -50,6 +51,7 @@ def inspect(
     from ..drafters.heads.inspect import measured, problems
     from .terminal import progress, quiet
 
+    integer("depth", depth, 1)
     quiet()
     folder = head_folder(head)
     if folder is None and not Path(head).is_dir():
@@ -104,10 +106,11 @@ def _better(readings: list[Reading]) -> list[str]:
     """Name the reading by which most is kept, if it is not the configured one."""
     if not readings:
         return []
-    best = max(readings, key=lambda each: sum(each.kept))
-    if sum(best.kept) < sum(readings[0].kept) + CLEAR * len(best.kept):
+    depth = min(len(each.kept) for each in readings)
+    best = max(readings, key=lambda each: sum(each.kept[:depth]))
+    if sum(best.kept[:depth]) < sum(readings[0].kept[:depth]) + CLEAR * depth:
         return []
-    shares = [" ".join(f"{kept:.0%}" for kept in each.kept) for each in (best, readings[0])]
+    shares = [" ".join(f"{kept:.0%}" for kept in each.kept[:depth]) for each in (best, readings[0])]
     return [f"the configuration is wrong: by {best.said} {shares[0]} is kept, not {shares[1]}"]
 
 

@@ -98,7 +98,7 @@ def advance(
 def kept_states(
     batch: Batch, rows: Sequence[RowVerdict], scores: TargetScores
 ) -> list[HiddenStates]:
-    """Return the hidden states of the drafted tokens that a round kept.
+    """Return the hidden states of the drafted tokens that a round kept and computed.
 
     Args:
         batch: the sequences before it.
@@ -109,12 +109,12 @@ def kept_states(
         return []
     return [
         HiddenStates(
-            state.prefix.extended(row.path),
+            state.prefix.extended(row.path[: len(row.nodes) - 1]),
             len(state.prefix),
             scores.hidden[index, row.nodes[1:]],
         )
         for index, (state, row) in enumerate(zip(batch.states, rows, strict=True))
-        if row.path
+        if len(row.nodes) > 1
     ]
 
 

@@ -248,6 +248,7 @@ class Engine:
             return
         for state, depth in zip(states, plan.model_depth.tolist(), strict=True):
             last = len(state.prefix) - 1
+            depth = depth if state.round else 0  # prompts are verified first
             for held in (False, True):
                 if not depth or self._drafting.known(state.prefix) >= last:
                     break

@@ -114,15 +114,21 @@ def test_the_original_layout_of_dflash2(target: TransformersModel, tmp_path: Pat
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"speculators_model_type": "medusa"}, "of kind 'medusa'; drafted with are eagle3"),
+        ({"speculators_model_type": "medusa"}, "of kind 'medusa'; expected one of eagle3"),
         ({"speculators_model_type": "new"}, "of kind 'new'"),
-        ({"final_logit_softcapping": 30.0}, "sets final_logit_softcapping, which is not heeded"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not heeded"),
         ({"mask_token_id": 61}, "mask_token_id 61 is no token of 61"),
         ({"quantization_config": {"bits": 4}}, "is a quantised head"),
         ({"aux_hidden_state_layer_ids": [1, 9, 2]}, "layer 9, and the target has 3 layers"),
         ({"aux_hidden_state_layer_ids": [1, 2]}, r"fc.weight is \[32, 96\], .* \[32, 64\]"),
         ({"target_hidden_size": 64}, "states of width 64, and the target's are 32 wide"),
-        ({"block_size": None}, "config.json cannot be used as a dflash head: 'block_size'"),
+        ({"block_size": None}, "cannot be used as a dflash head: block_size is None; expected an"),
+        ({"block_size": 1}, "block_size 1 leaves no token to draft"),
+        ({"use_swa": True}, "use_swa True is not heeded"),
+        ({"input_embedding_scale": 2.0}, "input_embedding_scale 2.0 is not heeded"),
+        ({"causal": True}, "is_causal true beside full layers, as JetSpec's"),
+        ({"markov_head_type": "new"}, "markov_head_type 'new' is not known"),
+        ({"dflash_config": "x"}, "cannot be used as a dflash head"),
     ],
 )
 def test_configurations_that_do_not_fit(
@@ -138,7 +144,7 @@ def test_partial_rotary_embeddings_are_refused(target: TransformersModel, tmp_pa
     layers = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     changed(folder, transformer_layer_config=layers | {"rope_parameters": rope})
-    with pytest.raises(ModelError, match="sets partial_rotary_factor, which is not heeded"):
+    with pytest.raises(ModelError, match=r"partial_rotary_factor 0\.5 is not heeded"):
         load_head(folder, target)
 
 
@@ -165,6 +171,55 @@ def test_a_target_without_hidden_states(tmp_path: Path) -> None:
     folder = head_checkpoint(tmp_path, random_model("llama"))
     with pytest.raises(ModelError, match=r"TabularModel gives none.*--runtime"):
         load_head(folder, mock_pair(61, seed=1)[0])
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ({"model_type": "gemma3_text"}, "layers of 'gemma3_text'; expected those of llama"),
+        ({"layer_types": ["chunked_attention"]}, "layers of type chunked_attention"),
+        ({"layer_types": ["full_attention"] * 3}, "cannot be used as a dflash head"),
+    ],
+)
+def test_layers_that_a_head_cannot_have(
+    layers: dict[str, Any], said: str, target: TransformersModel, tmp_path: Path
+) -> None:
+    folder = head_checkpoint(tmp_path, target.hf_model, "dflash")
+    inner = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    changed(folder, transformer_layer_config=inner | layers)
+    with pytest.raises(ModelError, match=said) as refused:
+        load_head(folder, target)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"medusa_num_heads": 4, "medusa_num_layers": 1}, "medusa"),
+        ({"architectures": ["JetSpecDraftModel"], "dflash_config": {}}, "jetspec"),
+        ({"architectures": ["UnoDraftModel"]}, "uno"),
+    ],
+)
+def test_heads_that_are_not_drafted_with_are_named(
+    given: dict[str, Any], kind: str, target: TransformersModel, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    assert head_folder(str(tmp_path)) == tmp_path
+    with pytest.raises(ModelError, match=f"of kind '{kind}'"):
+        load_head(tmp_path, target)
+
+
+def test_a_vocabulary_that_names_a_token_twice(target: TransformersModel, tmp_path: Path) -> None:
+    folder = head_checkpoint(tmp_path, target.hf_model, reduced=20)
+    found = load_file(folder / "model.safetensors")
+    del found["t2d"]
+    for shift, said in (
+        (-torch.arange(20), "two of its tokens to one id"),
+        (torch.zeros(20), "d2t is torch.float32 of 1 dimensions"),
+    ):
+        save_file(found | {"d2t": shift}, folder / "model.safetensors")
+        with pytest.raises(ModelError, match=said):
+            load_head(folder, target)
 
 
 def test_other_models_are_no_heads(tmp_path: Path) -> None:

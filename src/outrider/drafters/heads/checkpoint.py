@@ -22,6 +22,8 @@ KINDS = ("eagle3", "peagle", "dflash", "dspark", "dflash2", "xpress")
 """Kinds of heads that are drafted with."""
 
 _MARKS = {
+    # Names that begin like this, between quotation marks.
+    **{f"'{kind}": kind for kind in ("hass", "domino", "jetspec", "lilicorr", "uno", "eagle4")},
     "conv_kernel_size": "dflash2",  # of later heads of DFlash's authors
     "dflash_config": "dflash",
     "draft_vocab_size": "eagle3",
@@ -32,14 +34,18 @@ _MARKS = {
 }
 """Kinds of heads whose configuration names none, by what it is called and has; the first counts."""
 
-_OTHERS = ("hass", "domino", "jetspec", "lilicorr", "uno", "eagle4")
-"""Kinds that look like these, and are not."""
+_FAMILIES = ("llama", "qwen3")
+"""Whose layers heads have; rotary embeddings and norms of others differ."""
 
-UNREAD = (
-    *("output_multiplier", "final_logit_softcapping", "attention_value_scale", "use_swa"),
-    "partial_rotary_factor",
-)
-"""Fields that change what a head computes, and are not heeded here."""
+_UNREAD: dict[str, Any] = {
+    "attention_value_scale": 1.0,
+    "final_logit_softcapping": None,
+    "input_embedding_scale": 1.0,
+    "output_multiplier": 1.0,
+    "partial_rotary_factor": 1.0,
+    "use_swa": False,
+}
+"""Fields that change what a head computes and are not heeded here, and when they change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +128,12 @@ def head_folder(source: str) -> Path | None:
         with missing("demo"):
             import outrider_demo as demo
         return Path(demo.HEAD)
-    folder, there = Path(source), Path(source).is_dir()
     try:
-        if not there:
-            from huggingface_hub import snapshot_download
-
-            folder = Path(snapshot_download(source, allow_patterns="config.json"))
-        kind = _kind(_given(folder))
-    except Exception:
+        kind = _kind(_given(_there(source, "config.json")))
+    except ModelError:
         # What cannot be reached or read is reported where models are loaded.
         return None
-    if not kind:
-        return None
-    return folder if there else Path(snapshot_download(source))
+    return _there(source, "*.json", "*.safetensors", "*.bin") if kind else None
 
 
 def target_folder(model: Any) -> Path:
@@ -144,17 +143,26 @@ def target_folder(model: Any) -> Path:
         ModelError: it was not loaded from files, or these cannot be reached.
     """
     source = model.config.name_or_path
-    try:
-        if source and not Path(source).is_dir():
-            from huggingface_hub import snapshot_download
+    if not source:
+        raise ModelError("the target was not loaded from files; expected its checkpoint")
+    return _there(source, "*.json", "*.safetensors")
 
-            return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+
+def _there(source: str, *files: str) -> Path:
+    """Return a folder, or the one of a hub id, with these files.
+
+    Raises:
+        ModelError: the hub, or such a model, cannot be reached.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(source, allow_patterns=list(files)))
     except Exception as error:
         # The package raises what it likes.
         raise ModelError(f"the files of {source!r} cannot be reached: {error}") from error
-    if not source:
-        raise ModelError("the target was not loaded from files; expected its checkpoint")
-    return Path(source)
 
 
 def _given(folder: Path) -> dict[str, Any]:
@@ -163,6 +171,8 @@ def _given(folder: Path) -> dict[str, Any]:
         given: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder} has no config.json that can be read: {error}") from error
+    if not isinstance(given, dict):
+        raise ModelError(f"{folder}/config.json is no object of fields")
     return given
 
 
@@ -170,12 +180,11 @@ def _kind(given: Mapping[str, Any]) -> str:
     """Name the kind of a head; "" for other models."""
     if said := given.get("speculators_model_type"):
         return str(said)
-    own = ("dflash_config", "draft_vocab_size", "eagle_config")
+    own = ("dflash_config", "draft_vocab_size", "eagle_config", "medusa_num_heads")
     fields = [name for name in own if given.get(name) is not None]
     names = [given.get(name) for name in ("architectures", "model_type", "dflash_config")]
     words = f"{names} {fields}".lower().replace("-", "")
-    kind = next((kind for mark, kind in _MARKS.items() if mark in words), "")
-    return next((other for other in _OTHERS if kind and other in words), kind)
+    return next((kind for mark, kind in _MARKS.items() if mark in words), "")
 
 
 def read_config(folder: Path) -> HeadConfig:
@@ -190,35 +199,56 @@ def read_config(folder: Path) -> HeadConfig:
         raise ModelError(f"{folder} is a quantised head; take one whose weights are plain numbers")
     if kind not in KINDS:
         kind = kind or str(given.get("architectures"))
-        raise ModelError(
-            f"{folder} is a head of kind {kind!r}; drafted with are {', '.join(KINDS)}"
-        )
+        raise ModelError(f"{folder} is a head of kind {kind!r}; expected one of {', '.join(KINDS)}")
+    with missing("transformers"):
+        from huggingface_hub.errors import StrictDataclassError
+    try:
+        return _read(kind, given)
+    except (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError) as error:
+        said = " ".join(str(error).split())
+        raise ModelError(f"{folder}/config.json cannot be used as a {kind} head: {said}") from error
+
+
+def _read(kind: str, given: dict[str, Any]) -> HeadConfig:
+    """Make a head's configuration of what is written; raise as it comes where that is wrong."""
+    from transformers import AutoConfig
+
     given |= given.get("dflash_config") or {}
     layers = given.get("transformer_layer_config") or given
     stated = {**given, **layers, **(layers.get("rope_parameters") or {})}
-    if unread := [name for name in UNREAD if stated.get(name) not in (None, False, 1.0)]:
-        raise ModelError(f"{folder} sets {', '.join(unread)}, which is not heeded here")
-    with missing("transformers"):
-        from transformers import AutoConfig
+    for name, neutral in _UNREAD.items():
+        value = stated.get(name)
+        alike = value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        if value is not None and not alike:
+            raise ValueError(f"{name} {value} is not heeded here")
     eagle = kind in ("eagle3", "peagle")
-    try:
-        inner = {"attention_bias": False, "attention_dropout": 0.0}
-        inner |= layers
-        decoder = AutoConfig.for_model(
-            inner.pop("model_type", "llama" if eagle else "qwen3"), **inner
+    inner = {"attention_bias": False, "attention_dropout": 0.0, **layers}
+    family = inner.pop("model_type", "llama" if eagle else "qwen3")
+    if family not in _FAMILIES:
+        raise ValueError(f"layers of {family!r}; expected those of {', '.join(_FAMILIES)}")
+    decoder = AutoConfig.for_model(family, **inner)
+    if not getattr(decoder, "layer_types", None):
+        decoder.layer_types = ["full_attention"] * decoder.num_hidden_layers
+    if other := set(decoder.layer_types) - {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"layers of type {', '.join(sorted(other))}; expected full or sliding ones"
         )
-        if not getattr(decoder, "layer_types", None):
-            decoder.layer_types = ["full_attention"] * decoder.num_hidden_layers
-        if kind == "peagle":
-            proposals = (given.get("speculators_config") or {}).get("proposal_methods") or [{}]
-            given["block_size"] = proposals[0].get("speculative_tokens") or 8
-        needed = () if kind == "eagle3" else ("mask_token_id", "block_size")
-        given |= {name: int(given[name]) for name in needed}
-        return HeadConfig(kind, decoder, _target_layers(given, eagle=eagle), given)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{folder}/config.json cannot be used as a {kind} head: {error}"
-        ) from error
+    if kind == "peagle":
+        proposals = (given.get("speculators_config") or {}).get("proposal_methods") or [{}]
+        given["block_size"] = proposals[0].get("speculative_tokens") or 8
+    for name in () if kind == "eagle3" else ("mask_token_id", "block_size"):
+        if not isinstance(given.get(name), int):
+            raise ValueError(f"{name} is {given.get(name)!r}; expected an integer")
+    if "causal" in given:
+        given["is_causal"] = given["causal"]
+    if given.get("is_causal") and not eagle and "full_attention" in decoder.layer_types:
+        raise ValueError("is_causal true beside full layers, as JetSpec's, is not heeded here")
+    if given.get("markov_head_type", "vanilla") not in ("vanilla", "gated", "rnn"):
+        raise ValueError(f"markov_head_type {given['markov_head_type']!r} is not known")
+    made = HeadConfig(kind, decoder, _target_layers(given, eagle=eagle), given)
+    if made.blocks and made.most < 1:
+        raise ValueError(f"block_size {given['block_size']} leaves no token to draft")
+    return made
 
 
 def _target_layers(given: Mapping[str, Any], *, eagle: bool) -> tuple[int, ...]:

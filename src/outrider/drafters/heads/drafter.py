@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...types.records import DraftPlan, HiddenStates, Prefix
+from ...types.records import DraftPlan, DraftProposal, HiddenStates, Prefix
+from ..context import DraftContext
 from ..model import ModelDrafter
 from .model import HeadModel
 
@@ -31,6 +33,14 @@ class HeadDrafter(ModelDrafter):
         super().__init__(head, vocab_size)
         self.hidden_layers = head.config.target_layers
         self.cost_ratio = cost_ratio
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """Propose tokens, none after a prompt: the target has to compute it before."""
+        prompts = np.array([len(prefix) for prefix in prefixes]) == ctx.prompt_lengths
+        later = replace(plan, depth=np.where(prompts, 0, plan.depth))
+        return super().propose(prefixes, later, ctx)
 
     def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
         """Keep the states of what the target computed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,11 +72,16 @@ def measured(
     if not usable:
         raise ModelError(f"no text has more than {depth + 2} tokens; give longer ones to measure")
     drafter, found = load_head(folder, target, max_sequences=1), read_tensors(folder)
-    states = target.with_hidden(range(target.layer_count + 1))
-    computed = [_computed(states, text) for text in usable]
-    yield Reading("", _kept(drafter, usable, computed, depth))
-    for said, other in _readings(drafter.model.config, target.layer_count):
-        yield Reading(said, _kept(head_of(other, found, target, 1), usable, computed, depth))
+    config = drafter.model.config
+    others = list(_readings(config, target.layer_count))
+    needed = [config.target_layers, *(other.target_layers for _, other in others)]
+    layers = sorted({layer for some in needed for layer in some})
+    states = target.with_hidden(layers)
+    samples = list(_samples(states, usable, depth))
+    yield Reading("", _kept(drafter, samples, layers, depth))
+    for said, other in others:
+        made = head_of(other, found, target, 1)
+        yield Reading(said, _kept(made, samples, layers, depth))
 
 
 def _readings(config: HeadConfig, count: int) -> Iterator[tuple[str, HeadConfig]]:
@@ -95,44 +101,72 @@ def _readings(config: HeadConfig, count: int) -> Iterator[tuple[str, HeadConfig]
         yield f"{name} {str(not value).lower()}", other
 
 
+class _Sample(NamedTuple):
+    """A place of a text that is drafted from.
+
+    Attributes:
+        text: the token ids before it, and those that are drafted.
+        states: of the target's layers at the tokens before its last one, [end - 1, L, D].
+        probs: the target's distributions of what is drafted, [depth, V].
+    """
+
+    text: Sequence[int]
+    states: Tensor
+    probs: Tensor
+
+
+def _samples(target: Any, texts: Sequence[Sequence[int]], depth: int) -> Iterator[_Sample]:
+    """Compute places of texts, evenly spread over them."""
+    places = [(row, end) for row, text in enumerate(texts) for end in range(2, len(text) - depth)]
+    chosen = places[:: -(-len(places) // ANCHORS)]
+    for row, same in groupby(chosen, key=lambda place: place[0]):
+        ends = [end for _, end in same]
+        text = texts[row][: ends[-1] + depth]
+        probs, states = _computed(target, text, {e - 1 + n for e in ends for n in range(depth)})
+        for end in ends:
+            wanted = torch.stack([probs[end - 1 + place] for place in range(depth)])
+            yield _Sample(text[: end + depth], states[: end - 1], wanted)
+
+
 @torch.inference_mode()
-def _computed(target: Any, text: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the target's distributions after each token of a text, and all layers' states."""
-    logits, states = [], []
+def _computed(
+    target: Any, text: Sequence[int], wanted: set[int]
+) -> tuple[dict[int, Tensor], Tensor]:
+    """Return the target's distributions after some tokens of a text, and its states at all."""
+    probs: dict[int, Tensor] = {}
+    states = []
     for start in range(0, len(text), PIECE):
         rest = torch.tensor([text[start + 1 : start + PIECE]], device=target.device).long()
         lengths = np.array([rest.shape[1]])
         proposal = DraftProposal(rest, lengths, Distributions(point_masses=rest))
         scores = target.verify([Prefix(-1, text[: start + 1])], proposal)
-        logits.append(scores.logits[0])
+        for place in wanted & set(range(start, start + 1 + rest.shape[1])):
+            probs[place] = scores.logits[0, place - start].double().softmax(-1)
         states.append(scores.hidden[0])
     target.release([-1], discard=True)
-    return torch.cat(logits).double().softmax(-1), torch.cat(states)
+    return probs, torch.cat(states)
 
 
 @torch.inference_mode()
 def _kept(
-    drafter: HeadDrafter,
-    texts: Sequence[Sequence[int]],
-    computed: Sequence[tuple[Tensor, Tensor]],
-    depth: int,
+    drafter: HeadDrafter, samples: Sequence[_Sample], layers: Sequence[int], depth: int
 ) -> tuple[float, ...]:
     """Return the mean of the sums of min(p, q) at each depth, the text's tokens being drafted."""
-    places = [(row, end) for row, text in enumerate(texts) for end in range(2, len(text) - depth)]
-    head, layers = drafter.model, list(drafter.hidden_layers)
+    head = drafter.model
+    own = [layers.index(layer) for layer in drafter.hidden_layers]
     most = min(depth, head.config.most) if head.config.blocks else depth
-    kept = np.zeros((0, most))
-    for row, end in places[:: -(-len(places) // ANCHORS)]:
-        text, (probs, states) = texts[row], computed[row]
-        prefix = Prefix(-1, text[:end])
-        head.receive([HiddenStates(prefix, 0, states[: end - 1, layers])])
+    kept = []
+    for text, states, probs in samples:
+        prefix = Prefix(-1, text[: len(states) + 1])
+        head.receive([HiddenStates(prefix, 0, states[:, own])])
         cursor = head.open([prefix], most)
         found = []
         for place in range(most):
             if place:
-                cursor.step(torch.tensor([text[end + place - 1]], device=head.device))
+                fed = text[len(prefix) + place - 1]
+                cursor.step(torch.tensor([fed], device=head.device))
             drawn = drafter._aligned(cursor.logits)[0].double().softmax(-1)
-            found.append(float(torch.minimum(drawn, probs[end + place - 1]).sum()))
+            found.append(float(torch.minimum(drawn, probs[place]).sum()))
         head.release([-1], discard=True)
-        kept = np.append(kept, [found], 0)
-    return tuple(kept.mean(0).tolist())
+        kept.append(found)
+    return tuple(np.mean(kept, 0).tolist())

@@ -138,12 +138,17 @@ def misfits(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> Iter
     if shift is None and config.vocab_size != size:
         yield f"draft_vocab_size is {config.vocab_size}, and d2t is missing"
     if shift is not None:
+        if shift.is_floating_point() or shift.ndim != 1:
+            yield f"d2t is {shift.dtype} of {shift.ndim} dimensions; expected integers [n]"
+            return
         tokens = shift + torch.arange(len(shift))
         named = tokens if there is None else there.nonzero().flatten()
         if torch.equal(shift, named) and not torch.equal(tokens, named):
             yield "d2t holds ids where offsets are expected: id = i + d2t[i]"
         elif not torch.equal(tokens, named):
             yield "d2t and t2d name different tokens"
+        elif len(tokens.unique()) < len(tokens):
+            yield "d2t leads two of its tokens to one id"
         elif int(tokens.min()) < 0 or int(tokens.max()) >= size or len(tokens) != config.vocab_size:
             ids = f"{int(tokens.min())} to {int(tokens.max())}"
             yield f"d2t leads {len(tokens)} tokens to ids from {ids} of {size}"

@@ -88,6 +88,12 @@ class HeadModel(PagedModel):
 
     def known(self, prefix: Prefix) -> int:
         """Return of how many first tokens states are known; a new sequence is given blocks."""
+        if prefix.sequence_id not in self.live_sequences:
+            waiting = [(name, each.prefix.tokens) for name, each in self._pending.items()]
+            for name, tokens in waiting:
+                held = self._computed.get(name)
+                if held is not None and common(tokens, prefix.tokens) > len(held.tokens):
+                    self._catch_up(name)
         with self.whole():
             return self._known(prefix, self._admitted(prefix)[0])
 
@@ -96,8 +102,11 @@ class HeadModel(PagedModel):
         self._cache.copy_blocks(copies)
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
-        """Give blocks back. States that were not needed yet are forgotten."""
+        """Give blocks back. States that were not needed yet are computed for others to find."""
         ids = list(sequence_ids)
+        for name in ids if not discard else ():
+            if name in self._computed:
+                self._catch_up(name)
         with self.whole():
             for name in ids:
                 self._pending.pop(name, None)
@@ -116,7 +125,9 @@ class HeadModel(PagedModel):
         with self.whole():
             batch, *_ = self._entered(prefixes, tokens, np.full(len(prefixes), masks))
             block = self._block(prefixes, batch, tokens)
-            self._settle(prefixes, DraftedTokens())
+            # The block has written over the place of each prefix's last token.
+            known = [Prefix(each.sequence_id, each.tokens[:-1]) for each in prefixes]
+            self._settle(known, DraftedTokens())
         return BlockCursor(self.net, block)
 
     def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> Block:

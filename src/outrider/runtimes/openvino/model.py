@@ -22,7 +22,7 @@ from ..flat import FlatBatch, Outputs
 from ..paths import by_paths, paths_to_leaves
 from ..transformers.early_exit import truncated
 from ..transformers.model import TransformersModel
-from ..transformers.support import Architecture, Run
+from ..transformers.support import Architecture
 from ..transformers.twin import twin
 from .convert import GRAPH, converted, key_of, write
 from .paged import KvType, PagedGraph, PagedRun, Precision
@@ -194,7 +194,7 @@ class OpenVinoModel(TransformersModel):
     def _make_cache(self, blocks: int) -> None:
         self._calls = PagedRun(self._graph, blocks)
 
-    def _prepared(self, run: Run, architecture: Architecture) -> tuple[Run, Architecture]:
+    def _prepare(self, architecture: Architecture) -> None:
         """Convert the model, and compile it for this machine."""
         device = architecture.device
         if device.type != "cpu":
@@ -202,6 +202,7 @@ class OpenVinoModel(TransformersModel):
         if architecture.state_bytes:
             name = type(self.hf_model).__name__
             raise ModelError(f"{name} has recurrent layers, which run on transformers alone")
+        run = self.run
         place = self._folder / key_of(run, self._weights, self._fingerprint)
         known = kept.find(place)
         graph = ov.Core().read_model(place / GRAPH) if known else None
@@ -212,7 +213,6 @@ class OpenVinoModel(TransformersModel):
         self._graph = PagedGraph(graph, self._precision or usual, self._kv_dtype)
         self._source = graph
         self._new = None if known else place
-        return run, architecture
 
     @torch.inference_mode()
     def _compare(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ...config.validation import integer
 from ...errors import InvalidConfigError, ModelError
-from ..base import Capabilities, Watcher, rounding_of
+from ..base import Capabilities, rounding_of
 from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
 from ..lengths import checked_length
@@ -74,8 +74,9 @@ class TransformersModel(PagedModel):
         self.hf_model = _uncompiled(hf_model)
         self._given = hf_model
         refuse_unsupported(self.hf_model)
-        eager = self._eager()
-        self.run, architecture = self._prepared(eager, inspect_architecture(self.hf_model, eager))
+        self._runs: dict[bool, Run] = {}  # with hidden states or without; copies share them
+        architecture = inspect_architecture(self.hf_model, self.run)
+        self._prepare(architecture)
         self._architecture = architecture
         self._longest = checked_length(max_length, architecture.context_length)
         self._make_pool(max_sequences)
@@ -136,13 +137,15 @@ class TransformersModel(PagedModel):
         """Forget all that was computed, and look at the model anew: it has changed."""
         with self.whole():
             self._forget()
-            self.run = self._eager()
+            self._runs.clear()
 
-    def with_hidden(self, layers: Sequence[int], watcher: Watcher | None = None) -> Self:
-        """Return this model, over the same blocks, with hidden states; see `Runtime`."""
-        other = super().with_hidden(layers, watcher)
-        other.run = other._eager()
-        return other
+    @property
+    def run(self) -> Run:
+        """What computes forwards: the model's twin, or the model as its user compiled it."""
+        records = bool(self._layers)
+        if records not in self._runs:
+            self._runs[records] = self._eager()
+        return self._runs[records]
 
     @property
     def layer_count(self) -> int:
@@ -194,12 +197,11 @@ class TransformersModel(PagedModel):
         """Copy the first tokens of blocks; see `PagedModel`."""
         self._cache.copy_blocks(copies)
 
-    def _prepared(self, run: Run, architecture: Architecture) -> tuple[Run, Architecture]:
-        """Return what computes forwards, and its shape; a subclass may compile the model."""
-        return run, architecture
+    def _prepare(self, architecture: Architecture) -> None:
+        """Do what a subclass has to before there are blocks: it may compile the model."""
 
     def _eager(self) -> Run:
-        """The model's twin, or the model as its user compiled it."""
+        """Make what computes forwards; see `run`."""
         run: Run = self._given
         if run is not self.hf_model and mixers(self.hf_model):
             raise ModelError(
