@@ -1,7 +1,7 @@
 """Trace a model of transformers for flat batches, and name and write the result.
 
-Each layer's attention becomes a placeholder in the graph, since what takes its place,
-`PagedAttentionExtension`, cannot be written to a file; see `paged`.
+Each layer's attention and recurrence becomes a placeholder in the graph, since the operators that
+take their place, as `PagedAttentionExtension`, cannot be written to a file; see `paged`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ...config.sources import Weights
 from ...errors import ModelError, missing
 from .. import kept
 from ..transformers.twin import twin
+from .recurrent import Recurrence, Recurrences
 
 with missing("openvino"):
     import openvino as ov
@@ -48,7 +49,7 @@ INPUTS = ("input_ids", "position_ids", "kept")
 HIDDEN = "hidden."
 """The outputs after the logits: what each layer makes of all tokens, [T, D]; 0 is the embedding."""
 
-_KIND = 5
+_KIND = 6
 """Counts what the graphs have been."""
 
 _PAGED = "outrider_paged"
@@ -56,6 +57,9 @@ _PAGED = "outrider_paged"
 
 _SITES = "outrider_attention"
 """What a graph's own information has of its attention."""
+
+_RECURRENCES = "outrider_recurrences"
+"""What it has of its recurrences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,11 @@ def sites_of(graph: ov.Model) -> list[Site]:
     """Return the attention of a graph's layers, in order."""
     found = json.loads(graph.get_rt_info(_SITES).astype(str))
     return [Site(**{**each, "sinks": tuple(each["sinks"])}) for each in found]
+
+
+def recurrences_of(graph: ov.Model) -> list[Recurrence]:
+    """Return the recurrences and convolutions of a graph's layers, in order."""
+    return [Recurrence(**each) for each in json.loads(graph.get_rt_info(_RECURRENCES).astype(str))]
 
 
 class _Attention:
@@ -193,7 +202,7 @@ def write(graph: ov.Model, place: Path) -> None:
 
 def _convert(model: Any, layers: int) -> ov.Model:
     example = torch.arange(6) % 3, torch.arange(6), torch.arange(6)
-    attention = _Attention()
+    attention, recurrences = _Attention(), Recurrences()
     AttentionInterface.register(_PAGED, attention)
     AttentionMaskInterface.register(_PAGED, lambda *_, **__: None)
     try:
@@ -206,6 +215,7 @@ def _convert(model: Any, layers: int) -> ov.Model:
             wide = model if model.dtype == torch.float32 else Module.float(deepcopy(model))
             wide = twin(wide, records=True)
             wide.set_attn_implementation(_PAGED)
+            recurrences.enter(wide)
             # Not traced a second time to compare: `_compare` does that on the result.
             decoder = TorchScriptPythonDecoder(
                 _Traced(wide), example_input=example, trace_kwargs={"check_trace": False}
@@ -227,7 +237,8 @@ def _convert(model: Any, layers: int) -> ov.Model:
     for layer, port in enumerate(graph.outputs[1:]):
         port.get_tensor().set_names({f"{HIDDEN}{layer}"})
     graph.validate_nodes_and_infer_types()
-    graph.set_rt_info(json.dumps([asdict(site) for site in attention.sites]), _SITES)
+    for key, sites in ((_SITES, attention.sites), (_RECURRENCES, recurrences.sites)):
+        graph.set_rt_info(json.dumps([asdict(site) for site in sites]), key)
     return graph
 
 
