@@ -24,6 +24,7 @@ import transformers
 from torch import Tensor
 from torch.nn import Module
 from transformers import AttentionInterface
+from transformers.integrations.moe import ExpertsInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from ...config.sources import Weights
@@ -53,7 +54,10 @@ _KIND = 6
 """Counts what the graphs have been."""
 
 _PAGED = "outrider_paged"
-"""The name under which transformers knows `_Attention`."""
+"""The name under which transformers knows `_Attention`, and that experts are refused."""
+
+_EXPERTS = "batched_mm"
+"""The way of computing experts that is the same for every text."""
 
 _SITES = "outrider_attention"
 """What a graph's own information has of its attention."""
@@ -108,6 +112,15 @@ class _Attention:
         self.sites: list[Site] = []
         self.refused = ""
 
+    def refuse(self, why: str) -> None:
+        """Say why a model cannot be computed, and end its tracing."""
+        self.refused = why
+        raise ValueError(why)
+
+    def experts(self, *_: Any) -> None:
+        """Compute no experts: a graph would have those of one text."""
+        self.refuse(f"it computes other experts for other texts; experts_implementation={_EXPERTS!r} can be traced")
+
     def __call__(
         self,
         module: Module,
@@ -123,8 +136,7 @@ class _Attention:
     ) -> tuple[Tensor, None]:
         """Turn queries [1, heads, T, width], keys and values into [1, T, heads, width]."""
         if softcap is not None:
-            self.refused = "its attention has soft caps"
-            raise ValueError(self.refused)
+            self.refuse("its attention has soft caps")
         heads, kv_heads, width = int(query.shape[1]), int(key.shape[1]), int(query.shape[3])
         site = Site(
             name=f"attention.{len(self.sites)}",
@@ -205,6 +217,7 @@ def _convert(model: Any, layers: int) -> ov.Model:
     attention, recurrences = _Attention(), Recurrences()
     AttentionInterface.register(_PAGED, attention)
     AttentionMaskInterface.register(_PAGED, lambda *_, **__: None)
+    ExpertsInterface.register(_PAGED, attention.experts)
     try:
         # Tracing warns of each value that it takes for a constant; the kit checks what comes of it.
         with (
@@ -216,14 +229,15 @@ def _convert(model: Any, layers: int) -> ov.Model:
             wide = twin(wide, records=True)
             wide.set_attn_implementation(_PAGED)
             recurrences.enter(wide)
+            if wide.config._experts_implementation != _EXPERTS:
+                wide.set_experts_implementation(_PAGED)
             # Not traced a second time to compare: `_compare` does that on the result.
             decoder = TorchScriptPythonDecoder(
                 _Traced(wide), example_input=example, trace_kwargs={"check_trace": False}
             )
             graph = ov.convert_model(decoder, example_input=example)
         if len(attention.sites) != layers:
-            attention.refused = f"{len(attention.sites)} of its {layers} layers call for attention"
-            raise ValueError(attention.refused)
+            attention.refuse(f"{len(attention.sites)} of its {layers} layers call for attention")
     except Exception as error:
         # What tracing raises need not say why.
         why = attention.refused or f"{type(error).__name__}: {str(error).splitlines()[0]}"
