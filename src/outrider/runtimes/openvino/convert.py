@@ -18,7 +18,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -31,12 +30,11 @@ from ...config.sources import Weights
 from ...errors import ModelError, missing
 from .. import kept
 from ..transformers.twin import twin
+from .operators import placeholder
 from .recurrent import Recurrence, Recurrences
 
 with missing("openvino"):
     import openvino as ov
-    import openvino.opset13 as ops
-    from openvino.frontend.pytorch import inlined_extension
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
 _LOG = logging.getLogger(__name__)
@@ -119,7 +117,8 @@ class _Attention:
 
     def experts(self, *_: Any) -> None:
         """Compute no experts: a graph would have those of one text."""
-        self.refuse(f"it computes other experts for other texts; experts_implementation={_EXPERTS!r} can be traced")
+        way = f"experts_implementation={_EXPERTS!r} can be traced"
+        self.refuse(f"it computes other experts for other texts; {way}")
 
     def __call__(
         self,
@@ -150,20 +149,11 @@ class _Attention:
         )
         self.sites.append(site)
 
-        class Placeholder(ov.Op):
-            """Reads queries, keys and values, and has the shape of what is made of them."""
-
-            def __new__(cls, *inputs: Any) -> Any:
-                joined = ops.concat(list(inputs), 1)
-                joined.set_friendly_name(site.name)
-                shape = np.array([1, -1, site.heads, site.value_width])
-                return ops.reshape(joined, ops.constant(shape), False)
-
         def made(one: Tensor, _: Tensor, __: Tensor) -> Tensor:
             return one.new_zeros(1, one.shape[0], heads, site.value_width)
 
         flat = [each.transpose(1, 2).flatten(2)[0] for each in (query, key, value)]
-        return inlined_extension(Placeholder)(made)(*flat), None
+        return placeholder(site.name, 1, (heads, site.value_width), made, flat), None
 
 
 class _Traced(Module):

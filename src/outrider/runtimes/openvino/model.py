@@ -56,7 +56,8 @@ class OpenVinoModel(TransformersModel):
         hf_model: a decoder-only `PreTrainedModel` on the CPU.
         max_sequences, max_length, prefill_chunk, kv_cache_memory: as for `TransformersModel`.
         precision: in which products are computed; None is "bfloat16" for a model of that type with
-            its own weights, where the processor has it, and "float32" for all others.
+            its own weights and no recurrent layers, where the processor has it, and "float32" for
+            all others.
         kv_dtype: of keys and values: "uint8" for about a quarter of float32's memory, and another
             target; None is that of the products.
         weights: "int8" or "int4" rounds the weights of linear layers and embeddings, by nncf: less
@@ -208,12 +209,16 @@ class OpenVinoModel(TransformersModel):
         device = architecture.device
         if device.type != "cpu":
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
+        recurrent = architecture.state_bytes > 0
+        if recurrent and self._precision == "bfloat16":
+            name = type(self.hf_model).__name__
+            raise ModelError(f"{name} has recurrent states, which precision='bfloat16' would round")
         place = self._folder / key_of(run, self._weights, self._fingerprint)
         known = kept.find(place)
         graph = ov.Core().read_model(place / GRAPH) if known else None
         graph = graph or converted(run, self._weights, len(architecture.layers))
-        # Beside rounded weights bfloat16 rounds more, and takes as long.
-        narrow = self.hf_model.dtype == torch.bfloat16 and self._weights is None
+        # Beside rounded weights bfloat16 rounds more, and takes as long; and it rounds states.
+        narrow = self.hf_model.dtype == torch.bfloat16 and not (self._weights or recurrent)
         usual: Precision = "bfloat16" if narrow else "float32"
         self._graph = PagedGraph(graph, self._precision or usual, self._kv_dtype)
         self._source = graph

@@ -2,7 +2,7 @@
 
 OpenVINO's CPU plugin computes a gated delta rule, Mamba 2's scan and causal convolutions from the
 rows of a table of states, and writes the state after every so many tokens to other rows; see
-`StateRows`. Python has no classes for these operators, but reads them.
+`StateRows`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import torch
@@ -22,16 +21,14 @@ from transformers.activations import ACT2FN
 
 from ...errors import missing
 from ..transformers.mixers import by_functions, called, mixers
+from .operators import extension, placeholder
 
 with missing("openvino"):
     import openvino as ov
     import openvino.opset13 as ops
-    from openvino.frontend.pytorch import inlined_extension
 
 ROWS = ("state_rows", "state_rows_begins", "state_past", "state_interval")
 """What the operators have to know of a flat batch beside where its sequences begin."""
-
-_TYPES = {ov.Type.f32: "FP32", ov.Type.i32: "I32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +165,11 @@ class Recurrences:
         self.sites.append(Recurrence(name, kind, shapes, state, place, shape))
         tokens = next(number for number, each in enumerate(shapes) if each[0] < 0)
 
-        class Placeholder(ov.Op):
-            """Reads all inputs, flat, and has the shape of what is made of them."""
-
-            def __new__(cls, *inputs: Any) -> Any:
-                joined = ops.concat(list(inputs), 0)
-                joined.set_friendly_name(name)
-                return ops.reshape(joined, ops.constant(np.array([1, -1, *shape])), False)
-
         def zeros(*flat: Tensor) -> Tensor:
             count = flat[tokens].shape[0] // int(np.prod(shapes[tokens][1:]))
             return flat[tokens].new_zeros(1, count, *shape)
 
-        return inlined_extension(Placeholder)(zeros)(*(each.flatten() for each, _ in given))
+        return placeholder(name, 0, shape, zeros, [each.flatten() for each, _ in given])
 
 
 def _run(own: dict[str, Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -203,50 +192,4 @@ def operator(
         for place, shape in enumerate(site.shapes)
     ]
     given.insert(site.place, table.output(0))
-    made = _operator(site.kind, [*given, *tables], 1 + len(site.made))
-    return made
-
-
-def _operator(kind: str, given: Sequence[ov.Output], rank: int) -> ov.Node:
-    """Make an operator that is known by its name alone, by reading a model of nothing else."""
-    net = ElementTree.Element("net", name="operator", version="11")
-    layers, edges = (ElementTree.SubElement(net, each) for each in ("layers", "edges"))
-    last = len(given)
-    operator = {"id": str(last), "name": kind, "type": kind, "version": "extension"}
-    inside = ElementTree.Element("layer", operator)
-    ports = ElementTree.SubElement(inside, "input")
-    for place, each in enumerate(given):
-        kind_of, dims = each.get_element_type(), len(each.get_partial_shape())
-        layer = ElementTree.SubElement(
-            layers, "layer", id=str(place), name=f"input{place}", type="Parameter", version="opset1"
-        )
-        data = {"shape": ",".join("?" * dims), "element_type": kind_of.get_type_name()}
-        ElementTree.SubElement(layer, "data", data)
-        _port(ElementTree.SubElement(layer, "output"), 0, _TYPES[kind_of], dims)
-        _port(ports, place, _TYPES[kind_of], dims)
-        _edge(edges, (place, 0), (last, place))
-    _port(ElementTree.SubElement(inside, "output"), last, "FP32", rank)
-    layers.append(inside)
-    result = ElementTree.SubElement(
-        layers, "layer", id=str(last + 1), name="result", type="Result", version="opset1"
-    )
-    _port(ElementTree.SubElement(result, "input"), 0, "FP32", rank)
-    _edge(edges, (last, last), (last + 1, 0))
-    core = ov.Core()
-    core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, and what it knows
-    model = core.read_model(ElementTree.tostring(net), b"")
-    made = next(node for node in model.get_ops() if node.get_type_name() == kind)
-    for place, each in enumerate(given):
-        made.input(place).replace_source_output(each)
-    return made
-
-
-def _port(parent: ElementTree.Element, number: int, precision: str, dims: int) -> None:
-    port = ElementTree.SubElement(parent, "port", id=str(number), precision=precision)
-    for _ in range(dims):
-        ElementTree.SubElement(port, "dim").text = "-1"
-
-
-def _edge(parent: ElementTree.Element, one: tuple[int, int], other: tuple[int, int]) -> None:
-    places = zip(("from-layer", "from-port", "to-layer", "to-port"), (*one, *other), strict=True)
-    ElementTree.SubElement(parent, "edge", {name: str(value) for name, value in places})
+    return extension(site.kind, [*given, *tables], 1 + len(site.made))

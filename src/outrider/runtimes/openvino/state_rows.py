@@ -129,7 +129,7 @@ class StateRows(States):
         held = self._held[name]
         for place in [place for place in held if place > past]:
             self._drop(name, place)
-        while EACH - len(held) < 2:  # noqa: PLR2004 - of a prefix's last token and before it
+        while EACH - len(held) <= 1:
             self._drop(name, max(held.keys() - {past}))
         interval, within = 1, 0
         while -(-(within + count) // interval) > EACH - len(held):
