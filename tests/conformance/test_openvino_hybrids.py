@@ -20,7 +20,7 @@ from outrider import (
 )
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
-from outrider.certify.kits.runtime_case import proposal
+from outrider.certify.kits.runtime_case import Row, proposal
 from outrider.certify.runtime import runtime_tier
 from outrider.errors import ModelError
 from outrider.runtimes.blocks import Tokens
@@ -248,3 +248,19 @@ def test_experts_that_go_by_the_text_are_refused(family: str, folder: Path) -> N
     with pytest.raises(ModelError, match="computes other experts for other texts") as refused:
         runtime(random_hybrid(family, dtype=torch.float32), folder)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_drafts_of_which_the_model_makes_nan_spoil_nothing_else(family: str, folder: Path) -> None:
+    model = hybrid(family)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = torch.nan
+    target = runtime(model, folder, max_sequences=2)
+    texts = [[1 + number * step % (VOCAB - 1) for number in range(1, 31)] for step in (7, 11)]
+    rows: list[Row] = [([texts[0][9], 0, 3], range(3)), (texts[1][9:14], range(5))]
+    target.verify([Prefix(row, text[:9]) for row, text in enumerate(texts)], proposal(rows))
+    parts = [[*texts[0][:10], 5], texts[1][:16]]
+    scores = target.verify([Prefix(*each) for each in enumerate(parts)], proposal([([], ())] * 2))
+    for logits, part in zip(scores.logits[:, 0], parts, strict=True):
+        expected = model(torch.tensor([part]), use_cache=False).logits[0, -1].detach()
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
