@@ -221,9 +221,9 @@ def test_a_checkpoint_beyond_what_blocks_hold_is_not_taken() -> None:
     text = [number * 7 % VOCAB for number in range(1, 43)]
     verified(target, 0, text, [1, 2])
     known = np.array(text)
-    assert target._states.admit(7, known[:32]) == 0
-    target._states.release([7])
-    assert target._states.admit(7, known[:41]) == 41
+    assert target.states.admit(7, known[:32]) == 0
+    target.states.release([7])
+    assert target.states.admit(7, known[:41]) == 41
 
 
 def test_a_shared_prompt_is_kept_as_long_as_it_is_of_use() -> None:
@@ -273,7 +273,7 @@ def test_the_memory_of_states_is_what_shapes_say(exactly: pytest.MonkeyPatch) ->
     target = TransformersModel(model, max_sequences=3, max_length=120)
     expected = state_bytes(model.config, 4)
     assert target._architecture.state_bytes == expected
-    cache = target._states
+    cache = target.states
     assert isinstance(cache, HybridCache)
     verified_once = proposal([([1, 2, 3], range(3))])
     target.verify([Prefix(0, [1, 2, 3, 4])], verified_once)

@@ -61,7 +61,7 @@ class PagedModel(Runtime):
             block_bytes: of one block, in all layers.
             memory: bytes that blocks may take; None for what is needed, or half of what is free.
             chunk: the most prompt tokens computed in one forward.
-            state_bytes: of the recurrent states of one sequence.
+            state_bytes: of the recurrent states of one sequence, and of a checkpoint.
         """
         slots, longest = capabilities.max_sequences, capabilities.max_length
         assert slots is not None
@@ -69,12 +69,11 @@ class PagedModel(Runtime):
         self._capabilities = capabilities
         self.longest = longest
         most = wanted(slots, longest)
-        states = 2 * slots * state_bytes  # those of checkpoints as well
-        blocks = affordable(block_bytes, most, memory, capabilities.device, states)
+        blocks = affordable(block_bytes, most, memory, capabilities.device, slots * state_bytes)
         self.pool = BlockPool(blocks)
         self.lock = RLock()
         self._computed: dict[int, Computed] = {}
-        self._states = States()
+        self.states = States()
         self._chunk = chunk
 
     def fresh(self, max_sequences: int) -> Self:
@@ -136,8 +135,8 @@ class PagedModel(Runtime):
             for sequence_id in ids:
                 computed = self._computed.pop(sequence_id, None)
                 if computed is not None and not discard:
-                    self._states.save(sequence_id, computed.tokens)
-            self._states.release(ids)
+                    self.states.save(sequence_id, computed.tokens)
+            self.states.release(ids)
             self.pool.release(ids, discard=discard)
 
     @property
@@ -149,7 +148,7 @@ class PagedModel(Runtime):
     def lookup(self, prefix: Prefix) -> Found:
         """Say what a new sequence would find; see `Runtime.lookup`."""
         with self.whole():
-            blocks, tokens = self.pool.find(self._states.findable(prefix.tokens[:-1], self.pool))
+            blocks, tokens = self.pool.find(self.states.findable(prefix.tokens[:-1], self.pool))
             shared = self.pool.used(blocks[: tokens // self.pool.size])
             return Found(tokens, len(prefix) // self.pool.size + 1 - shared)
 
@@ -264,7 +263,7 @@ class PagedModel(Runtime):
     def _forget(self) -> None:
         self._computed.clear()
         self.pool.forget()
-        self._states.forget()
+        self.states.forget()
 
     def _admitted(self, prefix: Prefix) -> tuple[int, int]:
         """Find what was computed of a prefix, its last token left out.
@@ -275,8 +274,8 @@ class PagedModel(Runtime):
         name, known = prefix.sequence_id, prefix.tokens[:-1]
         if name in self._computed:
             shared = self._computed[name].shared(known)
-            start = self._states.cut(name, shared)
-            if self._states.recurrent:  # what follows is relied on as far as the states go
+            start = self.states.cut(name, shared)
+            if self.states.recurrent:  # what follows is relied on as far as the states go
                 self._computed[name] = Computed(known[:start])
             return start, 0
         most = self.max_sequences
@@ -287,8 +286,8 @@ class PagedModel(Runtime):
             )
         if self._watcher is not None:
             known = known[: self._watcher.known(prefix)]
-        found = self.pool.admit(name, self._states.findable(known, self.pool))
-        found = self._states.admit(name, known[:found])
+        found = self.pool.admit(name, self.states.findable(known, self.pool))
+        found = self.states.admit(name, known[:found])
         self._computed[name] = Computed(known[:found])
         return found, found
 
@@ -316,7 +315,7 @@ class PagedModel(Runtime):
             What is left to compute, and how many tokens of each new sequence were found computed.
         """
         if together is None:
-            few = len(prefixes) > 1 or self._states.recurrent
+            few = len(prefixes) > 1 or self.states.recurrent
             together = min(PREFILLED_ALONE, self._chunk) if few else self._chunk
         starts: list[int] = []
         cached: list[int] = []
@@ -336,7 +335,7 @@ class PagedModel(Runtime):
     ) -> list[list[int]]:
         """Make room for prefixes and so many tokens after each, and return their blocks."""
         tables = []
-        self._states.fold([prefix.sequence_id for prefix in prefixes], starts)
+        self.states.fold([prefix.sequence_id for prefix in prefixes], starts)
         for prefix, start, count in zip(prefixes, starts, more.tolist(), strict=True):
             name = prefix.sequence_id
             copies = self.pool.extend(name, start, len(prefix) + count)
@@ -417,8 +416,8 @@ class PagedModel(Runtime):
             self._show([part], batch, states)
             start = stop
         if end == len(prefix) - 1:
-            self._states.fold([prefix.sequence_id], [end])
-            self._states.save(prefix.sequence_id, prefix.tokens)
+            self.states.fold([prefix.sequence_id], [end])
+            self.states.save(prefix.sequence_id, prefix.tokens)
 
     def _show(self, prefixes: Sequence[Prefix], batch: FlatBatch, states: Tensor | None) -> None:
         """Hand the hidden states of prefixes' tokens that were computed to who wants them.

@@ -78,6 +78,7 @@ def by_paths(
             if name <= _FIRST:
                 start = int(batch.past[row])
                 model.pool.fork(batch.sequence_ids[row], name)
+                model.states.fork(batch.sequence_ids[row], name)
                 model.copy_blocks(model.pool.extend(name, start, start + len(tokens)))
         flat = FlatBatch(
             tokens=batch.tokens[np.concatenate(index)],
@@ -93,6 +94,7 @@ def by_paths(
         computed = compute(flat)
     finally:
         model.pool.release(others, discard=True)
+        model.states.release(others)
     if outputs is None:
         outputs = _blank(batch, computed)
     ends = np.cumsum(batch.missing[rows] + lengths)

@@ -1,7 +1,7 @@
 """Trace a model of transformers for flat batches, and name and write the result.
 
-Each layer's attention becomes a placeholder in the graph, since what takes its place,
-`PagedAttentionExtension`, cannot be written to a file; see `paged`.
+Each layer's attention and recurrence becomes a placeholder in the graph, since the operators that
+take their place, as `PagedAttentionExtension`, cannot be written to a file; see `paged`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from torch import Tensor
 from torch.nn import Module
 from transformers import AttentionInterface
+from transformers.integrations.moe import ExpertsInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from ...config.sources import Weights
 from ...errors import ModelError, missing
 from .. import kept
 from ..transformers.twin import twin
+from .operators import placeholder
+from .recurrent import Recurrence, Recurrences
 
 with missing("openvino"):
     import openvino as ov
-    import openvino.opset13 as ops
-    from openvino.frontend.pytorch import inlined_extension
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
 _LOG = logging.getLogger(__name__)
@@ -48,14 +48,20 @@ INPUTS = ("input_ids", "position_ids", "kept")
 HIDDEN = "hidden."
 """The outputs after the logits: what each layer makes of all tokens, [T, D]; 0 is the embedding."""
 
-_KIND = 5
+_KIND = 6
 """Counts what the graphs have been."""
 
 _PAGED = "outrider_paged"
-"""The name under which transformers knows `_Attention`."""
+"""The name under which transformers knows `_Attention`, and that experts are refused."""
+
+_EXPERTS = "batched_mm"
+"""The way of computing experts that is the same for every text."""
 
 _SITES = "outrider_attention"
 """What a graph's own information has of its attention."""
+
+_RECURRENCES = "outrider_recurrences"
+"""What it has of its recurrences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,11 @@ def sites_of(graph: ov.Model) -> list[Site]:
     return [Site(**{**each, "sinks": tuple(each["sinks"])}) for each in found]
 
 
+def recurrences_of(graph: ov.Model) -> list[Recurrence]:
+    """Return the recurrences and convolutions of a graph's layers, in order."""
+    return [Recurrence(**each) for each in json.loads(graph.get_rt_info(_RECURRENCES).astype(str))]
+
+
 class _Attention:
     """Attention as a model is traced: notes what each layer asks for.
 
@@ -98,6 +109,16 @@ class _Attention:
     def __init__(self) -> None:
         self.sites: list[Site] = []
         self.refused = ""
+
+    def refuse(self, why: str) -> None:
+        """Say why a model cannot be computed, and end its tracing."""
+        self.refused = why
+        raise ValueError(why)
+
+    def experts(self, *_: Any) -> None:
+        """Compute no experts: a graph would have those of one text."""
+        way = f"experts_implementation={_EXPERTS!r} can be traced"
+        self.refuse(f"it computes other experts for other texts; {way}")
 
     def __call__(
         self,
@@ -114,8 +135,7 @@ class _Attention:
     ) -> tuple[Tensor, None]:
         """Turn queries [1, heads, T, width], keys and values into [1, T, heads, width]."""
         if softcap is not None:
-            self.refused = "its attention has soft caps"
-            raise ValueError(self.refused)
+            self.refuse("its attention has soft caps")
         heads, kv_heads, width = int(query.shape[1]), int(key.shape[1]), int(query.shape[3])
         site = Site(
             name=f"attention.{len(self.sites)}",
@@ -129,20 +149,11 @@ class _Attention:
         )
         self.sites.append(site)
 
-        class Placeholder(ov.Op):
-            """Reads queries, keys and values, and has the shape of what is made of them."""
-
-            def __new__(cls, *inputs: Any) -> Any:
-                joined = ops.concat(list(inputs), 1)
-                joined.set_friendly_name(site.name)
-                shape = np.array([1, -1, site.heads, site.value_width])
-                return ops.reshape(joined, ops.constant(shape), False)
-
         def made(one: Tensor, _: Tensor, __: Tensor) -> Tensor:
             return one.new_zeros(1, one.shape[0], heads, site.value_width)
 
         flat = [each.transpose(1, 2).flatten(2)[0] for each in (query, key, value)]
-        return inlined_extension(Placeholder)(made)(*flat), None
+        return placeholder(site.name, 1, (heads, site.value_width), made, flat), None
 
 
 class _Traced(Module):
@@ -193,9 +204,10 @@ def write(graph: ov.Model, place: Path) -> None:
 
 def _convert(model: Any, layers: int) -> ov.Model:
     example = torch.arange(6) % 3, torch.arange(6), torch.arange(6)
-    attention = _Attention()
+    attention, recurrences = _Attention(), Recurrences()
     AttentionInterface.register(_PAGED, attention)
     AttentionMaskInterface.register(_PAGED, lambda *_, **__: None)
+    ExpertsInterface.register(_PAGED, attention.experts)
     try:
         # Tracing warns of each value that it takes for a constant; the kit checks what comes of it.
         with (
@@ -206,14 +218,16 @@ def _convert(model: Any, layers: int) -> ov.Model:
             wide = model if model.dtype == torch.float32 else Module.float(deepcopy(model))
             wide = twin(wide, records=True)
             wide.set_attn_implementation(_PAGED)
+            recurrences.enter(wide)
+            if wide.config._experts_implementation != _EXPERTS:
+                wide.set_experts_implementation(_PAGED)
             # Not traced a second time to compare: `_compare` does that on the result.
             decoder = TorchScriptPythonDecoder(
                 _Traced(wide), example_input=example, trace_kwargs={"check_trace": False}
             )
             graph = ov.convert_model(decoder, example_input=example)
         if len(attention.sites) != layers:
-            attention.refused = f"{len(attention.sites)} of its {layers} layers call for attention"
-            raise ValueError(attention.refused)
+            attention.refuse(f"{len(attention.sites)} of its {layers} layers call for attention")
     except Exception as error:
         # What tracing raises need not say why.
         why = attention.refused or f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -227,7 +241,8 @@ def _convert(model: Any, layers: int) -> ov.Model:
     for layer, port in enumerate(graph.outputs[1:]):
         port.get_tensor().set_names({f"{HIDDEN}{layer}"})
     graph.validate_nodes_and_infer_types()
-    graph.set_rt_info(json.dumps([asdict(site) for site in attention.sites]), _SITES)
+    for key, sites in ((_SITES, attention.sites), (_RECURRENCES, recurrences.sites)):
+        graph.set_rt_info(json.dumps([asdict(site) for site in sites]), key)
     return graph
 
 

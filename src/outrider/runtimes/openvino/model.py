@@ -26,6 +26,7 @@ from ..transformers.support import Architecture
 from ..transformers.twin import twin
 from .convert import GRAPH, converted, key_of, write
 from .paged import KvType, PagedGraph, PagedRun, Precision
+from .state_rows import ROWS_EACH, StateRows
 
 with missing("openvino"):
     import openvino as ov
@@ -55,7 +56,8 @@ class OpenVinoModel(TransformersModel):
         hf_model: a decoder-only `PreTrainedModel` on the CPU.
         max_sequences, max_length, prefill_chunk, kv_cache_memory: as for `TransformersModel`.
         precision: in which products are computed; None is "bfloat16" for a model of that type with
-            its own weights, where the processor has it, and "float32" for all others.
+            its own weights and no recurrent layers, where the processor has it, and "float32" for
+            all others.
         kv_dtype: of keys and values: "uint8" for about a quarter of float32's memory, and another
             target; None is that of the products.
         weights: "int8" or "int4" rounds the weights of linear layers and embeddings, by nncf: less
@@ -163,7 +165,8 @@ class OpenVinoModel(TransformersModel):
         """Compute a batch as it is; see `PagedModel`."""
         calls, window = run or self._calls, self._graph.window
         ends = batch.past + batch.missing + batch.drafted
-        if batch.ancestors is not None and window and ends.max() > window:
+        beyond = self.states.recurrent or (window and ends.max() > window)
+        if batch.ancestors is not None and beyond:
             paths = {row: paths_to_leaves(batch, row) for row in range(len(ends))}
             return by_paths(self, batch, calls, paths)
         return calls(batch)
@@ -185,30 +188,38 @@ class OpenVinoModel(TransformersModel):
 
     def first_layers(self, layers: int) -> PagedRun:
         """Make the first layers and the head a graph of their own, over the same blocks."""
-        graph = converted(truncated(twin(self.hf_model), layers), self._weights, layers)
+        keyed = sum(place is not None for place in self._architecture.places[:layers])
+        graph = converted(truncated(twin(self.hf_model), layers), self._weights, keyed)
         return self._calls.beside(PagedGraph(graph, self._graph.precision, self._kv_dtype))
 
     def _block_bytes(self) -> int:
         return self._graph.block_bytes
 
+    def _state_bytes(self) -> int:
+        return self._graph.state_bytes * ROWS_EACH
+
     def _make_cache(self, blocks: int) -> None:
-        self._calls = PagedRun(self._graph, blocks)
+        rows = None
+        if self._graph.states:
+            rows = self.states = StateRows(self.max_sequences or 1)
+        self._calls = PagedRun(self._graph, blocks, rows)
 
     def _prepare(self, architecture: Architecture) -> None:
         """Convert the model, and compile it for this machine."""
         device = architecture.device
         if device.type != "cpu":
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
-        if architecture.state_bytes:
+        recurrent = architecture.state_bytes > 0
+        if recurrent and self._precision == "bfloat16":
             name = type(self.hf_model).__name__
-            raise ModelError(f"{name} has recurrent layers, which run on transformers alone")
+            raise ModelError(f"{name} has recurrent states, which precision='bfloat16' would round")
         run = self.run
         place = self._folder / key_of(run, self._weights, self._fingerprint)
         known = kept.find(place)
         graph = ov.Core().read_model(place / GRAPH) if known else None
         graph = graph or converted(run, self._weights, len(architecture.layers))
-        # Beside rounded weights bfloat16 rounds more, and takes as long.
-        narrow = self.hf_model.dtype == torch.bfloat16 and self._weights is None
+        # Beside rounded weights bfloat16 rounds more, and takes as long; and it rounds states.
+        narrow = self.hf_model.dtype == torch.bfloat16 and not (self._weights or recurrent)
         usual: Precision = "bfloat16" if narrow else "float32"
         self._graph = PagedGraph(graph, self._precision or usual, self._kv_dtype)
         self._source = graph

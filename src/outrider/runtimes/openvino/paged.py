@@ -1,4 +1,4 @@
-"""Attention over blocks in a graph, compiled for this machine, and its calls."""
+"""Attention over blocks and recurrences in a graph, compiled for this machine, and its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from ...errors import missing
 from ..blocks import SIZE, BlockCopy
 from ..flat import FlatBatch, Outputs, rows_of
-from .convert import HIDDEN, INPUTS, Site, sites_of
+from .convert import HIDDEN, INPUTS, Site, recurrences_of, sites_of
+from .recurrent import ROWS, operator
+from .state_rows import StateRows
 
 with missing("openvino"):
     import openvino as ov
@@ -45,7 +47,7 @@ _NO_TREES = np.zeros(0, np.uint8), np.zeros(0, np.int32)
 
 
 def page(graph: ov.Model, layers: Sequence[int] = ()) -> ov.Model:
-    """Put attention over blocks in the place of a graph's placeholders, and add its inputs.
+    """Put operators in the place of a graph's placeholders, and add their inputs.
 
     Of hidden states those of some layers stay.
     """
@@ -63,6 +65,18 @@ def page(graph: ov.Model, layers: Sequence[int] = ()) -> ov.Model:
         given = [holes[site.name].input_value(place) for place in range(3)]
         node = _attention(site, given, caches, shared)
         holes[site.name].output(0).replace(node.output(0))
+    recurrences = recurrences_of(graph)
+    if recurrences:
+        rows = [_parameter(name, ov.Type.i32, 1) for name in ROWS]
+        added += rows
+        tables = [each.output(0) for each in (shared["subsequence_begins"], *rows)]
+        for number, recurrence in enumerate(recurrences):
+            states = ops.parameter([-1, *recurrence.table], ov.Type.f32, name=f"state.{number}")
+            states.output(0).get_tensor().set_names({f"state.{number}"})
+            added.append(states)
+            hole = holes[recurrence.name]
+            node = operator(recurrence, hole, states, tables)
+            hole.output(0).replace(node.output(0))
     graph.add_parameters(added)
     graph.validate_nodes_and_infer_types()
     return graph
@@ -134,6 +148,7 @@ class PagedGraph:
     Attributes:
         window: the fewest tokens that a layer sees; 0 where all layers see all.
         caches: the inputs for keys and values of the layers in turn.
+        states: those for states of recurrent layers in turn.
     """
 
     def __init__(
@@ -161,7 +176,9 @@ class PagedGraph:
                 pool.submit(core.compile_model, paged, "CPU", settings) for _ in range(1 + small)
             ]
         self.compiled = [each.result() for each in made]
-        self.caches = [port for port in self.compiled[0].inputs if "." in port.get_any_name()]
+        ports = {port.get_any_name(): port for port in self.compiled[0].inputs}
+        self.states = [port for name, port in ports.items() if name.startswith("state.")]
+        self.caches = [port for name, port in ports.items() if name.startswith(("key.", "value."))]
 
     @property
     def precision(self) -> Precision:
@@ -177,7 +194,12 @@ class PagedGraph:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block in all layers."""
-        return sum(int(np.prod(_shape(port, 1))) * port.element_type.size for port in self.caches)
+        return _bytes(self.caches)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one row of the states of all layers."""
+        return _bytes(self.states)
 
 
 class PagedRun:
@@ -186,28 +208,36 @@ class PagedRun:
     Args:
         graph: what is called.
         blocks: how many blocks there are.
-        stored: keys and values of the layers in turn, of another's blocks; None for new ones.
+        rows: of the states of recurrent layers; None for a model that has none.
+        other: whose blocks and states these are; None for new ones.
     """
 
     def __init__(
-        self, graph: PagedGraph, blocks: int, stored: Sequence[Array] | None = None
+        self,
+        graph: PagedGraph,
+        blocks: int,
+        rows: StateRows | None = None,
+        other: PagedRun | None = None,
     ) -> None:
         self._requests = [compiled.create_infer_request() for compiled in graph.compiled]
         self._places = {p.get_any_name(): i for i, p in enumerate(graph.compiled[0].inputs)}
-        self._blocks = blocks
+        self._blocks, self._rows = blocks, rows
         self._held: dict[tuple[int, str], Array] = {}
-        # Memory is taken as it is written to.
-        kinds = [np.dtype(f"u{port.element_type.size}") for port in graph.caches]
-        made = zip(graph.caches, kinds, strict=True)
-        self._stored = stored or [np.zeros(_shape(port, blocks), kind) for port, kind in made]
-        for port, array in zip(graph.caches, self._stored, strict=False):
+        if other is None:
+            self._stored = _zeros(graph.caches, blocks)
+            self._states = _zeros(graph.states, rows.count if rows else 0)
+        else:
+            self._stored = other._stored[: len(graph.caches)]
+            self._states = other._states[: len(graph.states)]
+        ports = zip((*graph.caches, *graph.states), (*self._stored, *self._states), strict=True)
+        for port, array in ports:
             tensor = ov.Tensor(array, ov.Shape(array.shape), port.element_type)
             for request in self._requests:
                 request.set_input_tensor(self._places[port.get_any_name()], tensor)
 
     def beside(self, graph: PagedGraph) -> PagedRun:
         """Make calls of a graph of the first layers, over the same blocks."""
-        return PagedRun(graph, self._blocks, self._stored[: len(graph.caches)])
+        return PagedRun(graph, self._blocks, self._rows, self)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first tokens of blocks."""
@@ -237,6 +267,8 @@ class PagedRun:
             "qq_bias": bias[0],
             "qq_bias_begins": bias[1],
         }
+        if self._rows is not None:
+            given |= zip(ROWS, self._rows.placed(batch), strict=True)
         which = min(int(counts.max() > 1), len(self._requests) - 1)
         request = self._requests[which]
         for name, array in given.items():
@@ -267,6 +299,16 @@ def _trees(batch: FlatBatch, counts: NDArray[np.int64]) -> tuple[Array, Array]:
         masks.append(mask.ravel())
     begins = np.cumsum([0, *(len(mask) for mask in masks)]).astype(np.int32)
     return np.concatenate(masks), begins
+
+
+def _bytes(ports: Sequence[ov.Output]) -> int:
+    return sum(int(np.prod(_shape(port, 1))) * port.element_type.size for port in ports)
+
+
+def _zeros(ports: Sequence[ov.Output], count: int) -> list[Array]:
+    """Make tables of so many blocks or rows, whose memory is taken as it is written to."""
+    kinds = [np.dtype(f"u{port.element_type.size}") for port in ports]
+    return [np.zeros(_shape(port, count), kind) for port, kind in zip(ports, kinds, strict=True)]
 
 
 def _shape(port: ov.Output, blocks: int) -> list[int]:

@@ -8,7 +8,7 @@ touched: not the user's model, not its modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -45,22 +45,35 @@ def made_exact(twin: Any) -> Any:
     return twin
 
 
-def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a layer's own code, with functions exchanged where its cache is a `HybridCache`."""
+def by_functions(module: Any, own: Mapping[str, Function], *args: Any, **kwargs: Any) -> Any:
+    """Run a layer's own code, with functions in the place of those that its module has so named."""
     code = _code(type(module))
-    cache = next((each for each in kwargs.values() if isinstance(each, HybridCache)), None)
-    if cache is None:
-        return type(module).forward(module, *args, **kwargs)
-    layer, known = cache.layers_of[module.layer_idx], code.__globals__
-    own = {
-        name: partial(_EXCHANGED[name], Site(known[name], cache, layer))
-        for name in _exchanged(type(module))
-    }
     inner = FunctionType(
-        code.__code__, {**known, **own}, code.__name__, code.__defaults__, code.__closure__
+        code.__code__,
+        {**code.__globals__, **own},
+        code.__name__,
+        code.__defaults__,
+        code.__closure__,
     )
     inner.__kwdefaults__ = code.__kwdefaults__
     return inner(module, *args, **kwargs)
+
+
+def called(module: Module) -> set[str]:
+    """Name the functions that a layer's forward calls and that are exchanged."""
+    return _exchanged(type(module))
+
+
+def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer's own code, with functions exchanged where its cache is a `HybridCache`."""
+    cache = next((each for each in kwargs.values() if isinstance(each, HybridCache)), None)
+    if cache is None:
+        return type(module).forward(module, *args, **kwargs)
+    layer, known = cache.layers_of[module.layer_idx], _code(type(module)).__globals__
+    own = {
+        name: partial(_EXCHANGED[name], Site(known[name], cache, layer)) for name in called(module)
+    }
+    return by_functions(module, own, *args, **kwargs)
 
 
 def _code(kind: type[Module]) -> Any:

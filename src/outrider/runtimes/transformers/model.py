@@ -89,12 +89,16 @@ class TransformersModel(PagedModel):
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
         memory, chunk = self._memory, self._prefill_chunk
-        self._allot(capabilities, self._block_bytes(), memory, chunk, of.state_bytes)
+        self._allot(capabilities, self._block_bytes(), memory, chunk, self._state_bytes())
         self._make_cache(self.pool.count)
 
     def _block_bytes(self) -> int:
         """Bytes of one block in all layers."""
         return block_bytes(self._architecture.layers)
+
+    def _state_bytes(self) -> int:
+        """Bytes of the recurrent states of a sequence, and of a checkpoint."""
+        return 2 * self._architecture.state_bytes
 
     def _make_cache(self, blocks: int) -> None:
         """Make blocks of keys and values, and states of recurrent layers."""
@@ -102,7 +106,7 @@ class TransformersModel(PagedModel):
         self._cache: BlockCache = BlockCache(of.layers, blocks)
         if of.state_bytes:
             count = self.max_sequences or 1
-            self._cache = self._states = HybridCache(of.layers, of.places, blocks, count, of.device)
+            self._cache = self.states = HybridCache(of.layers, of.places, blocks, count, of.device)
 
     @property
     def name(self) -> str:
@@ -125,7 +129,7 @@ class TransformersModel(PagedModel):
         dtype, backends = self.hf_model.dtype, torch.backends
         matmul = (backends.cuda if self.device.type == "cuda" else backends.mkldnn).matmul
         narrow = _PRODUCTS.get(matmul.fp32_precision, 0.0) if dtype == torch.float32 else 0.0
-        states = torch.finfo(torch.float32).eps ** 0.5 if self._states.recurrent else 0.0
+        states = torch.finfo(torch.float32).eps ** 0.5 if self.states.recurrent else 0.0
         return max(rounding_of(max(torch.finfo(dtype).eps, narrow)), states)
 
     @property

@@ -21,7 +21,7 @@ from ...types.transfer import sent
 from ..blocks import BlockPool, Tokens
 from ..flat import FlatBatch, rows_of
 from ..lengths import PREFILLED_ALONE
-from ..states import States
+from ..states import Checkpoint, Checkpoints, States
 from .block_cache import BlockCache, Grid
 from .recurrences import Nodes, Records
 
@@ -49,14 +49,6 @@ class LayerStates:
     def lasting(self) -> list[Tensor]:
         """Return what a checkpoint is made of."""
         return [*self.contexts.values(), *([] if self.state is None else [self.state])]
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """States of all layers after some tokens."""
-
-    tokens: Tokens
-    layers: list[list[Tensor]]
 
 
 class HybridCache(BlockCache, States):
@@ -96,7 +88,7 @@ class HybridCache(BlockCache, States):
         self._slots: dict[int, int] = {}
         self._free = list(range(self._count))
         self._base: dict[int, int] = {}
-        self._checkpoints: list[Checkpoint] = []
+        self._checkpoints: Checkpoints[list[list[Tensor]]] = Checkpoints(self._count)
 
     def cut(self, name: int, shared: int) -> int:
         """Cut a sequence back to so many tokens, or to none if its state is beyond them."""
@@ -107,19 +99,14 @@ class HybridCache(BlockCache, States):
 
     def findable(self, known: Tokens, pool: BlockPool) -> Tokens:
         """Return the first of some tokens, up to the last checkpoint that blocks reach."""
-        found = self._checkpoint(known[: pool.find(known)[1]])
-        return known[: 0 if found is None else len(found.tokens)]
+        return self._checkpoints.findable(known, pool)
 
     def admit(self, name: int, known: Tokens) -> int:
         """Give a new sequence a slot, with the states of the last checkpoint in its tokens."""
         self._slots[name] = self._free.pop()
-        found = self._checkpoint(known)
+        found = self._checkpoints.use(known)
         self._start(name, found)
-        if found is None:
-            return 0
-        # The one that was of use last goes last.
-        self._checkpoints = [*(each for each in self._checkpoints if each is not found), found]
-        return len(found.tokens)
+        return 0 if found is None else len(found.tokens)
 
     def fold(self, names: Sequence[int], starts: Sequence[int]) -> None:
         """Bring the states of sequences to these positions, which recorded tokens lead to."""
@@ -149,10 +136,8 @@ class HybridCache(BlockCache, States):
         slot, base = self._slots[name], self._base[name]
         if not 0 < base <= len(tokens):
             return
-        tokens = tokens[:base]
         layers = [[each[slot].clone() for each in layer.lasting()] for layer in self.layers_of]
-        others = [one for one in self._checkpoints if not np.array_equal(one.tokens, tokens)]
-        self._checkpoints = [*others, Checkpoint(tokens.copy(), layers)][-self._count :]
+        self._checkpoints.add(tokens[:base], layers)
 
     def release(self, names: Iterable[int]) -> None:
         """Give back the slots of sequences."""
@@ -281,23 +266,13 @@ class HybridCache(BlockCache, States):
             kept[key][self.rows, : each.shape[1]] = each
 
     @torch.inference_mode()
-    def _start(self, name: int, checkpoint: Checkpoint | None) -> None:
+    def _start(self, name: int, checkpoint: Checkpoint[list[list[Tensor]]] | None) -> None:
         """Set a sequence's states to those of a checkpoint, or before all tokens."""
         slot = self._slots[name]
         for number, layer in enumerate(self.layers_of):
             for place, each in enumerate(layer.lasting()):
-                each[slot] = checkpoint.layers[number][place] if checkpoint else 0.0
+                each[slot] = checkpoint.kept[number][place] if checkpoint else 0.0
         self._base[name] = len(checkpoint.tokens) if checkpoint else 0
-
-    def _checkpoint(self, known: Tokens) -> Checkpoint | None:
-        """Find the checkpoint after most of some tokens."""
-        fitting = [
-            each
-            for each in self._checkpoints
-            if len(each.tokens) <= len(known)
-            and np.array_equal(each.tokens, known[: len(each.tokens)])
-        ]
-        return max(fitting, key=lambda each: len(each.tokens), default=None)
 
     def _sent(self, numbers: Sequence[int] | np.ndarray) -> Tensor:
         return sent(torch.from_numpy(np.asarray(numbers, dtype=np.int64)), self._device)

@@ -1,0 +1,195 @@
+"""Recurrent layers of hybrid models in a graph: placeholders, and the operators in their place.
+
+OpenVINO's CPU plugin computes a gated delta rule, Mamba 2's scan and causal convolutions from the
+rows of a table of states, and writes the state after every so many tokens to other rows; see
+`StateRows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+from transformers.activations import ACT2FN
+
+from ...errors import missing
+from ..transformers.mixers import by_functions, called, mixers
+from .operators import extension, placeholder
+
+with missing("openvino"):
+    import openvino as ov
+    import openvino.opset13 as ops
+
+ROWS = ("state_rows", "state_rows_begins", "state_past", "state_interval")
+"""What the operators have to know of a flat batch beside where its sequences begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A recurrence or a convolution of one layer.
+
+    Attributes:
+        name: of its placeholder.
+        kind: of its operator.
+        shapes: of what the operator is given in turn; -1 for the tokens.
+        table: the shape of a state.
+        place: which input the table of states is, after so many of these.
+        made: heads and width of what it makes of a token; or the width alone.
+    """
+
+    name: str
+    kind: str
+    shapes: tuple[tuple[int, ...], ...]
+    table: tuple[int, ...]
+    place: int
+    made: tuple[int, ...]
+
+
+class Recurrences:
+    """Recurrent layers as a model is traced: notes what each asks for.
+
+    Attributes:
+        sites: of the layers so far.
+    """
+
+    def __init__(self) -> None:
+        self.sites: list[Recurrence] = []
+
+    def enter(self, twin: Any) -> None:
+        """Let a twin's recurrent layers become placeholders.
+
+        Raises:
+            ValueError: one calls a function that no operator computes.
+        """
+        known: dict[str, Callable[..., Any]] = {
+            "causal_conv1d_fn": self._convolution,
+            "torch_chunk_gated_delta_rule": self._delta,
+            "mamba2_chunk_scan": self._scan,
+        }
+        for layer in mixers(twin):
+            if other := sorted(called(layer) - known.keys()):
+                raise ValueError(f"OpenVINO has no operator that computes {other[0]} exactly")
+            own = {name: known[name] for name in called(layer)}
+            vars(layer)["forward"] = MethodType(partial(_run, own), layer)
+
+    def _convolution(
+        self,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Convolve inputs [1, C, T]."""
+        width, kernel = map(int, weight.shape)
+        given = (
+            (hidden_states.transpose(1, 2), (-1, width)),
+            (weight, (width, 1, kernel)),
+            (weight.new_zeros(width) if bias is None else bias, (width,)),
+        )
+        made = self._placeholder("PagedCausalConv1D", given, (width, kernel), 1, (width,))
+        made = made.transpose(1, 2)
+        return made if activation is None else ACT2FN[activation](made)
+
+    def _delta(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        g: Tensor,
+        beta: Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """Compute the gated delta rule of queries and keys [1, T, H, K], values [1, T, H', V]."""
+        if use_qk_l2norm_in_kernel:
+            query, key = (
+                each * torch.rsqrt((each * each).sum(-1, keepdim=True) + 1e-6)
+                for each in (query, key)
+            )
+        keys, values = tuple(query.shape[2:]), tuple(value.shape[2:])
+        gates = ((each, (-1, values[0])) for each in (g, beta))
+        given = ((query, (-1, *keys)), (key, (-1, *keys)), (value, (-1, *values)), *gates)
+        state = (*values, keys[1])
+        return self._placeholder("PagedGatedDeltaNet", given, state, 3, values), None
+
+    def _scan(
+        self,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        return_final_states: bool = False,
+        **_: Any,
+    ) -> Any:
+        """Compute Mamba 2's scan of inputs [1, T, H, P], keys and queries [1, T, G, N]."""
+        size = dt if dt_bias is None else dt + dt_bias
+        size = (softplus(size) if dt_softplus else size).clamp(*dt_limit)
+        values, keys = tuple(hidden_states.shape[2:]), tuple(B.shape[2:])
+        given = (
+            (A, (values[0],)),
+            (size, (-1, values[0])),
+            (B, (-1, *keys)),
+            (hidden_states, (-1, *values)),
+            (C, (-1, *keys)),
+        )
+        made = self._placeholder("PagedSelectiveSSM", given, (*values, keys[1]), 5, values)
+        made = made if D is None else made + D[:, None] * hidden_states
+        return (made, None) if return_final_states else made
+
+    def _placeholder(
+        self,
+        kind: str,
+        given: Sequence[tuple[Tensor, Sequence[int]]],
+        table: Sequence[int],
+        place: int,
+        made: Sequence[int],
+    ) -> Tensor:
+        """Return a placeholder of shape [1, T, *made] for an operator."""
+        shapes = tuple(tuple(map(int, shape)) for _, shape in given)
+        shape = tuple(map(int, made))
+        name, state = f"recurrence.{len(self.sites)}", tuple(map(int, table))
+        self.sites.append(Recurrence(name, kind, shapes, state, place, shape))
+        tokens = next(number for number, each in enumerate(shapes) if each[0] < 0)
+
+        def zeros(*flat: Tensor) -> Tensor:
+            count = flat[tokens].shape[0] // int(np.prod(shapes[tokens][1:]))
+            return flat[tokens].new_zeros(1, count, *shape)
+
+        return placeholder(name, 0, shape, zeros, [each.flatten() for each, _ in given])
+
+
+def _run(own: dict[str, Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return by_functions(layer, own, *args, **kwargs)
+
+
+def operator(
+    site: Recurrence, hole: ov.Node, table: ov.Node, tables: Sequence[ov.Output]
+) -> ov.Node:
+    """Make the operator of a placeholder.
+
+    Args:
+        site: what it stands for.
+        hole: the placeholder.
+        table: of the states.
+        tables: where sequences begin, and `ROWS`.
+    """
+    given = [
+        ops.reshape(hole.input_value(place), ops.constant(np.array(shape)), False).output(0)
+        for place, shape in enumerate(site.shapes)
+    ]
+    given.insert(site.place, table.output(0))
+    return extension(site.kind, [*given, *tables], 1 + len(site.made))
