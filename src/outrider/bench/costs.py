@@ -8,7 +8,7 @@ deeper half goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
@@ -22,6 +22,9 @@ from ..drafters.lookup import Candidate, LookupDrafter
 from ..policies import Policy
 from ..runtimes.base import Runtime
 from ..types.records import DraftPlan, Prefix, RoundRecord, SequenceState
+
+_LEAST = 4
+"""Depths from 0 to this are timed in every cycle."""
 
 DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 16)
 """Depths that are timed; others lie between them, or beyond."""
@@ -111,34 +114,43 @@ class Timing:
             rows = range(len(self._states))
             self._states = [self._decoder.start(self._prompt, self._params)[0] for _ in rows]
         batch, last = self._decoder.pack(self._states), list[RoundRecord]()
+        self._cycles.append(last)
         for depth in self._depths:
             self._policy.depth = depth
             for _ in range(each):
                 batch = self._decoder.step(batch).batch
             last.append(self._found[-1])
+            self._states = list(batch.states)
             yield
         self._found.clear()
-        self._cycles.append(last)
-        self._states = list(batch.states)
 
     @property
     def costs(self) -> Costs:
-        """The median of each depth over all cycles, without the first if there are others."""
-        by_depth = list(zip(*(self._cycles[1:] or self._cycles), strict=True))
+        """The median of each depth over all cycles, without the first if there are others.
+
+        Of cycles that ended early, those depths that all have.
+        """
+        by_depth = list(zip(*(self._cycles[1:] or self._cycles), strict=False))
         return Costs(
             temperature=self._params.temperature,
             rows=len(self._states),
             context=len(self._prompt),
-            depths=self._depths,
+            depths=self._depths[: len(by_depth)],
             rounds=tuple(median(one.total_s - one.draft_s for one in some) for some in by_depth),
             drafts=tuple(self._drafts * median(one.draft_s for one in some) for some in by_depth),
         )
 
 
-def cycle(timings: Sequence[Timing]) -> None:
-    """Time all depths once, those of all timings in turn, so that noise meets all alike."""
-    for _ in zip_longest(*(timing.cycle() for timing in timings)):
-        pass
+def cycle(timings: Sequence[Timing], enough: Callable[[], bool] = lambda: False) -> None:
+    """Time all depths once, those of all timings in turn, so that noise meets all alike.
+
+    Args:
+        timings: of which depths are timed.
+        enough: is asked after each depth from the fifth on whether to end there.
+    """
+    for place, _ in enumerate(zip_longest(*(timing.cycle() for timing in timings))):
+        if enough() and place >= _LEAST:
+            return
 
 
 class _Given(Policy):

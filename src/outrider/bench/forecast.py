@@ -267,14 +267,16 @@ def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
         bound = "; where it gains nothing it loses at most 2% of the time, and 4 rounds"
         if best.candidate.drafter in WITH_MODEL:
             bound += ", beside the draft model's prefill"
-        yield f"use {_said(best)}{bound if best.bounded and not best.sure else ''}"
+        sure = "use " if best.sure else "safe to use, though it may gain little: "
+        yield f"{sure}{_said(best)}{bound if best.bounded and not best.sure else ''}"
     models = [each for each in forecasts if each.candidate.drafter == "draft_model"]
     drafts = best is not None and best.candidate.drafter in WITH_MODEL
     if models and not drafts and models[0].estimate.ratio < 1:
         dearest = max(each.affordable for each in models) * step
         needed = f"it would have to cost under {dearest:.2g}"
+        pays = "does not pay" if models[0].estimate.outcome < 0 else "is not likely to pay"
         yield (
-            f"the draft model does not pay here ({_ratio(models[0].estimate)} at best): a step "
+            f"the draft model {pays} here ({_ratio(models[0].estimate)} at best): a step "
             f"costs {step:.2g} of a plain round, "
             + (needed if dearest > 0 else "and verifying alone costs more than is kept")
         )
@@ -319,7 +321,7 @@ def _said(found: Forecast) -> str:
     if tree is not None:
         how = f"trees of {'x'.join(map(str, tree))}"
     name = _NAMES[found.candidate.drafter]
-    said = f"{name} with {how}: {_ratio(found.estimate)} as fast as plain"
+    said = f"{name} with {how}: {_ratio(found.estimate, always=True)} as fast as plain"
     temperatures = dict.fromkeys(each.temperature for each in found.stretches)
     parts = [
         {f"on {kind}": found.gain(kind) for kind in found.kinds},
@@ -335,9 +337,11 @@ def _said(found: Forecast) -> str:
     return said
 
 
-def _ratio(found: Speedup) -> str:
-    """Write a gain with its interval, where there is one that says something."""
+def _ratio(found: Speedup, *, always: bool = False) -> str:
+    """Write a gain with its interval, where there is one that says something, or `always`."""
     said = f"{found.ratio:.2f}x"
-    if found.low is None or found.high is None or found.high > 10 * found.low:
+    if found.low is None or found.high is None:
+        return said
+    if found.high > 10 * found.low and not always:
         return said
     return f"{said} [{found.low:.2f} to {found.high:.2f}]"

@@ -45,6 +45,9 @@ LEAST = 16
 REPEATS = 100
 """So often the prompts are raced at most."""
 
+_EVERY = 20
+"""Seconds after which it is said again that the budget is gone."""
+
 FINALISTS = 2
 """So many configurations are raced beside plain decoding."""
 
@@ -102,8 +105,10 @@ class Search:
     def _say(self, what: str | None = None) -> None:
         """Report a step, or how far time has gone in the last one."""
         self._step = what or self._step
-        budget = round(self._options.budget)
-        self._report(min(round(self._gone() * budget), budget), budget, self._step)
+        budget, gone = round(self._options.budget), self._gone()
+        seconds = gone * self._options.budget
+        over = f", {seconds // _EVERY * _EVERY:.0f} s so far" if gone > 1 else ""
+        self._report(min(round(seconds), budget), budget, self._step + over)
 
     def forecasts(self) -> list[Forecast]:
         """Predict all configurations from the texts and costs so far, the fastest first."""
@@ -219,8 +224,13 @@ class Search:
         """Time rounds of each depth once more."""
         self._say(f"timing rounds of each depth, temperature {temperature:g}")
         own = {key: each for key, each in self._timings.items() if key[0] == temperature}
-        cycle(list(own.values()))
+        cycle(list(own.values()), self._late)
         self.costs |= {key: each.costs for key, each in own.items()}
+
+    def _late(self) -> bool:
+        """Report how far time has gone, and whether it is late to go on timing rounds."""
+        self._say()
+        return self._gone() > WRITING
 
     def _timing(
         self, temperature: float, rows: int, depths: Sequence[int] = DEPTHS, *, model: bool
@@ -242,7 +252,7 @@ class Search:
             elif self._gone() < (1 if rows == 1 else CURVES):
                 timing = self._timing(self._options.temp[0], rows, (0, 1, 2, 4, 8), model=model)
                 for _ in range(3):
-                    cycle([timing])
+                    cycle([timing], self._late)
                 self.curves.setdefault(model, []).append(timing.costs)
 
     def _write(self) -> None:

@@ -137,6 +137,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
         search.run()
     except KeyboardInterrupt:
         partial = True
+        report(0, 1, "interrupted; predicting from what is known")
     except (OutriderError, RuntimeError) as error:
         if not search.forecasts():
             raise

@@ -75,7 +75,8 @@ def tune(
             found = run_tune(asked, advance)
         text = json.dumps(found.document())
         if save is not None and found.forecasts:
-            comments = ("found by outrider tune", *found.verdict)
+            early = ", ended early" if found.partial else ""
+            comments = (f"found by outrider tune{early}", *found.verdict)
             replace_file(save, toml(found.settings(), comments))
         elif save is not None:
             print(f"outrider: {save} is not written: there is no answer yet", file=sys.stderr)

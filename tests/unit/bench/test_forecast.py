@@ -136,7 +136,8 @@ def test_what_was_not_raced_has_to_gain_more() -> None:
 
 def test_verdicts() -> None:
     said = list(verdict([SOMETIMES, DEAR], step=0.45))
-    assert said[0].startswith("use suffix look-ups with adaptive depth: 1.32x")
+    assert said[0].startswith("safe to use, though it may gain little: suffix look-ups with adapt")
+    assert next(verdict([SURE], step=0.0)).startswith("use suffix look-ups with adaptive depth: 1.")
     assert "1.80x [1.80 to 1.80] on editing" in said[0]
     assert "loses at most 2%" in said[0]
     assert said[1].startswith("the draft model does not pay here (0.80x")
