@@ -15,6 +15,7 @@ from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
 from outrider.certify.kits.runtime_case import proposal
 from outrider.certify.runtime import runtime_tier
+from outrider.errors import ModelError
 from outrider.runtimes.llama_cpp.slots import Slot
 from outrider.types.finding import Finding
 from outrider.types.records import Prefix
@@ -164,6 +165,51 @@ def test_a_hybrid_goes_on_from_the_end_of_a_prompt_and_computes_little_again(
     assert model.lookup(Prefix(1, [*text[:40], 9, 9])).tokens == 39
     assert verified(1, 55, []) == 2  # what was drafted of the other text is found as well
     model.check_integrity()
+
+
+def test_a_forward_that_was_broken_off_leaves_no_wrong_state(
+    hybrid: tuple[Path, TransformersReference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reference = hybrid
+    model = LlamaCppModel(path, max_sequences=3, kv_dtype="float32")
+    text = np.random.default_rng(5).integers(VOCAB, size=40).tolist()
+    model.verify([Prefix(0, text[:12])], proposal([(text[12:14], range(2))]))
+    made: list[Context | None] = [model._context]
+    with monkeypatch.context() as patch:
+        patch.setattr("llama_cpp.llama_decode", lambda *_: 2)
+        with pytest.raises(ModelError, match="status 2"):
+            model.verify([Prefix(1, text[:9])], proposal([([], [])]))
+    for name, length in ((0, 15), (1, 9), (2, 20)):
+        found = model.verify([Prefix(name, text[:length])], proposal([([], [])])).logits[0, 0]
+        expected = reference.logits(tuple(text[:length]))
+        assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    assert model._context is not made[0]
+    model.check_integrity()
+
+
+def test_long_batches_are_right_beside_a_sliding_window(tmp_path: Path) -> None:
+    """Rows whose cells later pieces of a forward would take over."""
+    model = gguf_model("gemma3")
+    path, reference = write_gguf(model, tmp_path / "model.gguf"), TransformersReference(model)
+    runtime = LlamaCppModel(path, max_sequences=2, prefill_chunk=3, kv_dtype="float32")
+    worst = 0.0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        texts = rng.integers(VOCAB, size=(2, 40)).tolist()
+        drafts = rng.integers(VOCAB, size=(2, 6)).tolist()
+        six = [(each, range(6)) for each in drafts]
+        first = [Prefix(0, texts[0][:20]), Prefix(1, texts[1][:7])]
+        runtime.verify(first, proposal([([], [])] * 2))
+        runtime.verify([Prefix(1, texts[1][:17])], proposal([([], [])]))
+        rows = [Prefix(0, texts[0][:22]), Prefix(1, texts[1][:3])]
+        found = runtime.verify(rows, proposal(six)).logits
+        for logits, prefix, draft in zip(found, rows, drafts, strict=True):
+            for place in range(7):
+                own = reference.logits((*prefix.tokens.tolist(), *draft[:place]))
+                error = (logits[place] - own).abs().max() / own.abs().max()
+                worst = max(worst, float(error))
+        runtime.release([0, 1])
+    assert worst < GELU_TOLERANCE
 
 
 class NearlyFull(LlamaCppModel):

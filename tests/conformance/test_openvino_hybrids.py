@@ -244,9 +244,9 @@ def test_what_no_operator_computes_runs_on_transformers(
 
 
 @pytest.mark.parametrize("family", EXPERTS)
-def test_experts_that_go_by_the_text_are_refused(family: str, folder: Path) -> None:
+def test_experts_that_go_by_the_text_are_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="computes other experts for other texts") as refused:
-        runtime(random_hybrid(family, dtype=torch.float32), folder)
+        runtime(random_hybrid(family, dtype=torch.float32), tmp_path)
     assert "\n" not in str(refused.value)
 
 

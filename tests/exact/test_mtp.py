@@ -195,6 +195,27 @@ def test_what_is_no_such_layer_is_named(tmp_path: Path) -> None:
             load_mtp(TransformersModel(model))
 
 
+def test_the_targets_parameters_are_left_as_they_are(tmp_path: Path) -> None:
+    model = saved("mimo", tmp_path).requires_grad_(False)
+    drafter = load_mtp(TransformersModel(model))
+    assert not any(each.requires_grad for each in model.parameters())
+    head = model.get_output_embeddings().weight
+    assert drafter.model.net.lm_head.weight.data_ptr() == head.data_ptr()
+
+
+def test_an_embedding_of_the_layers_own_is_used(tmp_path: Path) -> None:
+    model = saved("glm", tmp_path)
+    file = tmp_path / "model.safetensors"
+    own = model.get_input_embeddings().weight.detach() + 1
+    head = model.get_output_embeddings().weight.detach().clone()
+    more = {"embed_tokens.weight": own, "shared_head.head.weight": head}
+    more = {f"model.layers.3.{name}": each for name, each in more.items()}
+    save_file(load_file(file) | more, file, {"format": "pt"})
+    net = load_mtp(TransformersModel(model, max_length=120)).model.net
+    assert torch.equal(net.embed_tokens.weight, own)
+    assert net.lm_head.weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
+
+
 def test_a_pair_is_loaded_by_name(tmp_path: Path) -> None:
     saved("mimo", tmp_path)
     toy_tokenizer().save_pretrained(tmp_path)

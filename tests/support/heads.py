@@ -143,7 +143,8 @@ def mtp_checkpoint(folder: Path, model: Any, layout: Layout, seed: int = 0) -> P
     begins, found = layout.begins.format(model.config.num_hidden_layers), load_file(file)
     for name, tensor in net.state_dict().items():
         own = next((each for each in written if name.startswith(each)), None)
-        if own is not None:
+        if own not in (None, "embed_tokens.", "lm_head."):  # usually the target's
+            assert own is not None
             there = begins + written[own] + name.removeprefix(own)
             found |= {key: each.contiguous() for key, each in _by_expert(there, tensor)}
     save_file(found, file, {"format": "pt"})

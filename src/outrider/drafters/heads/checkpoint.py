@@ -145,10 +145,11 @@ def target_folder(model: Any) -> Path:
     source = model.config.name_or_path
     if not source:
         raise ModelError("the target was not loaded from files; expected its checkpoint")
-    return _there(source, "*.json", "*.safetensors")
+    revision = getattr(model.config, "_commit_hash", None)
+    return _there(source, "*.json", "*.safetensors", revision=revision)
 
 
-def _there(source: str, *files: str) -> Path:
+def _there(source: str, *files: str, revision: str | None = None) -> Path:
     """Return a folder, or the one of a hub id, with these files.
 
     Raises:
@@ -159,7 +160,7 @@ def _there(source: str, *files: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(source, allow_patterns=list(files)))
+        return Path(snapshot_download(source, allow_patterns=list(files), revision=revision))
     except Exception as error:
         # The package raises what it likes.
         raise ModelError(f"the files of {source!r} cannot be reached: {error}") from error

@@ -80,7 +80,12 @@ def load_mtp(
     layout, named = mtp_tensors(found, count)
     with torch.device("meta"):
         net = MtpNet(mtp_config(model), model, layout)
-    given = _shared(model) | named
+    shared = _shared(model)
+    given = shared | {
+        name: each
+        for name, each in named.items()
+        if name not in shared or not torch.equal(each.to(shared[name]), shared[name])
+    }
     if wrong := list(_differences(net.state_dict(), given)):
         raise ModelError(
             f"the layer for multi-token prediction in {folder} does not fit: {'; '.join(wrong)}"
@@ -115,7 +120,8 @@ def _drafter(
 ) -> HeadDrafter:
     """Give a network its tensors, and make a drafter of it."""
     model = target.hf_model
-    placed = {name: each.to(model.device, model.dtype) for name, each in given.items()}
+    # Detached: what is the target's is shared, and its parameters are left alone.
+    placed = {name: each.detach().to(model.device, model.dtype) for name, each in given.items()}
     net.load_state_dict(placed, assign=True)
     # As much of the weights as a forward reads.
     read = sum(each.numel() for name, each in placed.items() if "embed_tokens" not in name)

@@ -53,13 +53,10 @@ class Layout:
         for name, tensor in found.items():
             rest = name.removeprefix(begins)
             own = next((part for part in self.parts if rest.startswith(part)), None)
-            if rest != name and own is not None and not rest.startswith(_SHARED):
+            if rest != name and own is not None:
                 named[self.parts[own] + rest.removeprefix(own)] = tensor
         return named
 
-
-_SHARED = ("embed_tokens.", "shared_head.head.")
-"""Copies of the target's own tensors."""
 
 LAYOUTS = (
     Layout(
@@ -79,6 +76,8 @@ LAYOUTS = (
             "hnorm.": "state_norm.",
             "eh_proj.": "fc.",
             "shared_head.norm.": "norm.",
+            "shared_head.head.": "lm_head.",
+            "embed_tokens.": "embed_tokens.",
             "": "block.",
         },
         normed=False,
@@ -98,14 +97,23 @@ LAYOUTS = (
 """Qwen3-Next and Qwen 3.5; DeepSeek-V3 and GLM-4.5; MiMo."""
 
 
+_FIRST: dict[str, Any] = {
+    "first_k_dense_replace": 0,
+    "mlp_layer_types": ["sparse"],
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+"""Fields by which layers have experts, so that the first one has if any has."""
+
+
 def mtp_config(model: Any) -> HeadConfig:
     """Describe the layer of a target, a model of transformers."""
     inner = deepcopy(model.config.get_text_config())
     layers, inner.num_hidden_layers = inner.num_hidden_layers, 1
     inner.layer_types = ["full_attention"]
-    for name, first in (("first_k_dense_replace", 0), ("mlp_layer_types", ["sparse"])):
+    for name, own in _FIRST.items():
         if getattr(inner, name, None) is not None:
-            setattr(inner, name, first)
+            setattr(inner, name, own)
     attention.register()
     inner._attn_implementation = attention.NAME
     return HeadConfig("mtp", inner, (layers,))

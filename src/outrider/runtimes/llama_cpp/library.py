@@ -182,6 +182,13 @@ class Batch:
         counts, ids = np.ones(size, np.int32), np.full(size, sequence, np.int32)
         return Batch(tokens.astype(np.int32), positions, counts, ids, np.zeros(size, np.int8))
 
+    def part(self, start: int, stop: int) -> Batch:
+        """Return some of its tokens, in their order."""
+        ends = np.append(0, np.cumsum(self.counts))
+        own = slice(start, stop)
+        ids = self.ids[ends[start] : ends[min(stop, len(self.counts))]]
+        return Batch(self.tokens[own], self.positions[own], self.counts[own], ids, self.wanted[own])
+
     @staticmethod
     def joined(batches: list[Batch]) -> Batch:
         """Put batches behind one another."""
@@ -226,6 +233,9 @@ class Context:
         settings: how it is made.
         cells: how many cells there are at least.
 
+    Attributes:
+        sound: whether what it holds can be relied on: not after a forward that llama.cpp broke off.
+
     Raises:
         ModelError: llama.cpp cannot make it.
     """
@@ -241,6 +251,7 @@ class Context:
         if settings.kv_type == KV_TYPES["float32"]:
             # The fused attention rounds to half precision whatever it is given.
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.sound = True
         self._weights = weights
         self._handle: Any = llama_cpp.llama_init_from_model(weights.handle, params)
         error = NATIVE_LOG.hand_on()
@@ -267,17 +278,24 @@ class Context:
     def compute(self, batch: Batch) -> NDArray[np.float32]:
         """Compute tokens, and return the logits asked for, [n, V]: a view until the next call.
 
+        With sliding windows not more at once than llama.cpp computes in one piece: of longer
+        batches it takes cells for later pieces that earlier ones still see.
+
         Raises:
             NoRoom: the cells do not suffice.
             ModelError: llama.cpp fails.
         """
-        size = len(batch.tokens)
+        size, most = len(batch.tokens), int(llama_cpp.llama_n_ubatch(self._handle))
         if size > llama_cpp.llama_n_batch(self._handle):
             raise NoRoom
+        if size > most and self.window:
+            pieces = (batch.part(start, start + most) for start in range(0, size, most))
+            return np.concatenate([self.compute(piece).copy() for piece in pieces])
         ends = np.cumsum(batch.counts, dtype=np.uintp)
         width = batch.ids.itemsize
         owners = batch.ids.ctypes.data + width * (ends - batch.counts.astype(np.uintp))
         int32 = ctypes.POINTER(ctypes.c_int32)
+        self.sound = False
         status = llama_cpp.llama_decode(
             self._handle,
             llama_cpp.llama_batch(
@@ -289,6 +307,7 @@ class Context:
                 logits=batch.wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
             ),
         )
+        self.sound = status in (0, 1)
         if status:
             error = NATIVE_LOG.hand_on()
             if status == 1:

@@ -352,7 +352,11 @@ class LlamaCppModel(Runtime):
             self._open_context().cut(sequence, 0)
 
     def _open_context(self) -> Context:
-        """Return the context; make it if there is none."""
+        """Return the context; make it if there is none, or none whose cells can be relied on."""
+        if self._context is not None and not self._context.sound:
+            self._table.forget()
+            broken, self._context = self._context, None
+            broken.close()
         if self._context is None:
             self._context = Context(self._weights, self._settings, self._cells)
         return self._context

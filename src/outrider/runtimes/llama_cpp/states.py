@@ -107,7 +107,7 @@ class StateTable(SlotTable):
         known = row.prefix.tokens[: row.settled]
         if start <= row.settled:
             slot = replace(slot, tokens=known)
-        if slot.saves:
+        if slot.saves and start <= row.settled:
             own, _, third = self.sequences(index)
             self._set(index, replace(slot, saved=_NONE))
             context.cut(third, 0)
