@@ -84,12 +84,18 @@ def test_every_family_passes(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("slots", "chunk"), [(1, 5), (2, 1), (256, 512)])
+@pytest.mark.parametrize(
+    ("model", "slots", "chunk"),
+    [
+        *(("llama", *each) for each in ((1, 5), (2, 1), (256, 512))),
+        *(("hybrid", *each) for each in ((1, 5), (2, 1), (85, 512))),
+    ],
+)
 def test_any_number_of_slots_and_any_chunk_pass(
-    slots: int, chunk: int, llama: tuple[Path, TransformersReference]
+    model: str, slots: int, chunk: int, request: pytest.FixtureRequest
 ) -> None:
-    """With 256 slots no sequence ids are left for trees, whose paths are then computed singly."""
-    path, reference = llama
+    """With the most slots few sequence ids are left for trees, or none: paths are taken singly."""
+    path, reference = request.getfixturevalue(model)
     found = check_runtime(
         lambda: LlamaCppModel(path, max_sequences=slots, prefill_chunk=chunk, kv_dtype="float32"),
         reference,
@@ -112,20 +118,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Transformers
     model = gguf_model("qwen3_5")
     path = write_gguf(model, tmp_path_factory.mktemp("gguf") / "hybrid.gguf")
     return path, TransformersReference(model)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("slots", "chunk"), [(1, 5), (2, 1), (85, 512)])
-def test_a_hybrid_passes_with_any_number_of_slots_and_any_chunk(
-    slots: int, chunk: int, hybrid: tuple[Path, TransformersReference]
-) -> None:
-    path, reference = hybrid
-    found = check_runtime(
-        lambda: LlamaCppModel(path, max_sequences=slots, prefill_chunk=chunk, kv_dtype="float32"),
-        reference,
-        tolerance=TOLERANCE,
-    )
-    assert not failed(found)
 
 
 def test_a_hybrid_goes_on_from_the_end_of_a_prompt_and_computes_little_again(

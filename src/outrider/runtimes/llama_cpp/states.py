@@ -4,8 +4,8 @@ A slot has three of llama.cpp's sequences. Its own takes tokens that are certain
 last one. The second begins each forward as a copy of it, and takes that token and the first path of
 drafts. What the next prefix names goes on from the second if that path was kept whole, and from the
 first otherwise: then the drafts that were kept are computed once more. The third keeps the state at
-the end of a prompt, so that other texts may begin with it. Copies are free: llama.cpp copies a
-state when one of the sequences that share it is computed.
+the end of a prompt, so that texts that begin with all of it may go on from there. A copy shares a
+state, which llama.cpp copies when one of the sequences that share it is computed.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class StateTable(SlotTable):
             self._set(index, replace(self.slots[index], ahead=_NONE))
             return np.array([ahead], np.int32), below
         self.begin(index)
+        context.cut(ahead, 0)
         for other in (ahead, *spare):
-            context.cut(other, 0)
             context.copy(own, other, -1)
         certain = np.concatenate([places < row.settled, np.zeros(len(part.nodes), bool)])
         ids = np.array([own, ahead, *spare], np.int32)
@@ -129,9 +129,8 @@ class StateTable(SlotTable):
 
     def _states(self) -> list[Tokens]:
         """List after which tokens each of llama.cpp's sequences has a state."""
-        slots = self.slots
-        parts = (getattr(slot, part) for part in ("tokens", "ahead", "saved") for slot in slots)
-        return list(parts)
+        own, ahead, saved = zip(*((s.tokens, s.ahead, s.saved) for s in self.slots), strict=True)
+        return [*own, *ahead, *saved]
 
     def _longest(self, known: Tokens) -> tuple[int, int]:
         """Return after how many of some tokens there is a state, and whose; the first of those."""
