@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -158,6 +160,103 @@ def test_a_hybrid_goes_on_from_the_end_of_a_prompt_and_computes_little_again(
     assert model.lookup(Prefix(1, [*text[:40], 9, 9])).tokens == 39
     assert verified(1, 55, []) == 2  # what was drafted of the other text is found as well
     model.check_integrity()
+
+
+def test_a_hybrid_computes_nothing_again_when_cells_of_finished_texts_are_freed(
+    hybrid: tuple[Path, TransformersReference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reference = hybrid
+    counts: list[int] = []
+
+    def counted(context: Context, batch: Batch) -> Any:
+        found = COMPUTE(context, batch)
+        counts.append(len(batch.tokens))
+        return found
+
+    monkeypatch.setattr(Context, "compute", counted)
+    model = LlamaCppModel(path, max_sequences=5, kv_dtype="float32")
+    rng = np.random.default_rng(3)
+    for name in range(4):
+        other = rng.integers(VOCAB, size=110).tolist()
+        model.verify([Prefix(name, other)], proposal([([], [])]))
+    model.release(range(4))
+    text = rng.integers(VOCAB, size=140).tolist()
+    model.verify([Prefix(4, text[:50])], proposal([([], [])]))
+    counts.clear()
+    for length in range(51, 130):
+        drafts = [text[length], (text[length + 1] + 1) % VOCAB]
+        found = model.verify([Prefix(4, text[:length])], proposal([(drafts, range(2))]))
+    expected = reference.logits((*text[:129], *drafts))
+    assert float((found.logits[0, 2] - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    assert model._cells == 512
+    assert not any(slot.length for slot in model._table.slots[:4])
+    assert max(counts) <= 4, counts
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt before the n-th line of the slots and of what calls them."""
+
+    files = frozenset(
+        str(Path(llama_cpp_model.__file__).with_name(name))
+        for name in ("model.py", "slots.py", "states.py")
+    )
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in self.files:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "hybrid"])
+def test_an_interrupt_at_any_line_leaves_no_wrong_cells(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    """A round of two sequences is broken off, and a third comes; then all are asked again."""
+    path, reference = request.getfixturevalue(kind)
+    model = LlamaCppModel(path, max_sequences=4, prefill_chunk=4, kv_dtype="float32")
+    text = np.random.default_rng(7).integers(VOCAB, size=30).tolist()
+    other = [*text[:9], *np.random.default_rng(8).integers(VOCAB, size=12).tolist()]
+    chain, tree = (text[8:10], range(2)), ([1, 2, 3], [0, 0, 1])
+    line, reached, before = 0, True, sys.gettrace()
+    while reached:
+        line += 1
+        model.release(list(model.live_sequences), discard=bool(line % 2))
+        names = range(3 * line, 3 * line + 3)
+        model.verify(
+            [Prefix(names[0], text[:8]), Prefix(names[1], other[:12])], proposal([chain, tree])
+        )
+        sys.settrace(InterruptAt(line))
+        try:
+            model.verify(
+                [Prefix(names[0], text[:11]), Prefix(names[1], other[:13])],
+                proposal([([5], [0]), tree]),
+            )
+            model.verify([Prefix(names[2], other[:15])], proposal([([], [])]))
+            reached = False
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        rows: list[Any] = [(text, 10), (other, 14), (other, 16)]
+        asked = [
+            Prefix(name, tokens[:length])
+            for name, (tokens, length) in zip(names, rows, strict=True)
+        ]
+        found = model.verify(asked, proposal([([], [])] * 3)).logits[:, 0]
+        for logits, (tokens, length) in zip(found, rows, strict=True):
+            expected = reference.logits(tuple(tokens[:length]))
+            error = float((logits - expected).abs().max() / expected.abs().max())
+            assert error < TOLERANCE, line
+        model.check_integrity()
+    assert line > 150
 
 
 def test_a_forward_that_was_broken_off_leaves_no_wrong_state(

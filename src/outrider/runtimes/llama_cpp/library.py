@@ -289,8 +289,7 @@ class Context:
         if size > llama_cpp.llama_n_batch(self._handle):
             raise NoRoom
         if size > most and self.window:
-            pieces = (batch.part(start, start + most) for start in range(0, size, most))
-            return np.concatenate([self.compute(piece).copy() for piece in pieces])
+            return self._in_pieces(batch, most)
         ends = np.cumsum(batch.counts, dtype=np.uintp)
         width = batch.ids.itemsize
         owners = batch.ids.ctypes.data + width * (ends - batch.counts.astype(np.uintp))
@@ -322,6 +321,17 @@ class Context:
         pointer = llama_cpp.llama_get_logits(self._handle)
         found: NDArray[np.float32] = np.ctypeslib.as_array(pointer, (rows, wide))
         return found
+
+    def _in_pieces(self, batch: Batch, most: int) -> NDArray[np.float32]:
+        """Compute at most so many tokens at once; see `compute`."""
+        found = [self.compute(batch.part(0, most)).copy()]
+        for start in range(most, len(batch.tokens), most):
+            try:
+                found.append(self.compute(batch.part(start, start + most)).copy())
+            except NoRoom:
+                self.sound = False
+                raise
+        return np.concatenate(found)
 
     def cut(self, sequence: int, start: int) -> bool:
         """Take a sequence out of its cells from a position on; whether the model allows it."""

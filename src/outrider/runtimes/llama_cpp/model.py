@@ -315,7 +315,11 @@ class LlamaCppModel(Runtime):
         """Compute a chunk of a prefix from `start` on, `end` at most; return where it ends."""
         slot, stop = self._table.owner[prefix.sequence_id], min(end, start + self._settings.chunk)
         self._table.begin(slot)
-        self._open_context().compute(Batch.chain(prefix.tokens[start:stop], start, slot))
+        try:
+            self._open_context().compute(Batch.chain(prefix.tokens[start:stop], start, slot))
+        except NoRoom:
+            self._table.hold(slot, prefix.tokens[:start])
+            raise
         # At once, so that the next rows may share it.
         self._table.hold(slot, prefix.tokens[:stop])
         return stop
@@ -336,7 +340,11 @@ class LlamaCppModel(Runtime):
             ids, below = self._table.branch(context, row, part, start, extra)
             batches.append(batch_of(row, part, start, ids, below))
             spare += len(extra)
-        found, place = context.compute(Batch.joined(batches)), 0
+        try:
+            found, place = context.compute(Batch.joined(batches)), 0
+        except NoRoom:
+            self._hold_again(rows, starts, together)
+            raise
         for part in together:
             row = rows[part.row]
             nodes = np.concatenate([[0], part.nodes[part.wanted] + 1])
@@ -345,6 +353,14 @@ class LlamaCppModel(Runtime):
             self._table.settle(context, row, part, starts[part.row])
         for path in range(self._first_path, spare):
             context.cut(path, 0)
+
+    def _hold_again(self, rows: Sequence[Row], starts: list[int], together: list[Part]) -> None:
+        """Note that slots hold what they held before parts that no cells were found for."""
+        for part in together:
+            row, start = rows[part.row], starts[part.row]
+            if start <= row.settled:
+                slot = self._table.owner[row.prefix.sequence_id]
+                self._table.hold(slot, row.prefix.tokens[:start])
 
     def _clear(self, index: int) -> None:
         """Free what the sequences of a slot hold."""
