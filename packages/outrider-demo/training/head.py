@@ -65,6 +65,8 @@ def configured(target: LlamaForCausalLM, inter: int) -> dict[str, Any]:
         num_key_value_heads=own.num_key_value_heads,
         max_position_embeddings=own.max_position_embeddings,
         rms_norm_eps=own.rms_norm_eps,
+        bos_token_id=own.bos_token_id,
+        eos_token_id=own.eos_token_id,
     )
     return {
         "speculators_model_type": "eagle3",
