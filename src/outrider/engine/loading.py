@@ -122,6 +122,8 @@ def load(
     accelerated = str(device) != "cpu"
     how = LoadOptions(runtime, place, number, weights, max_sequences, accelerated, kv_cache_memory)
     own = named[1:] == ["mtp"]
+    if named[1:]:
+        _LOG.info("loading %s", named[1])
     head = None if own or len(named) == 1 else head_folder(named[1])
     sources = list(map(_shipped, named[: 1 if head or own else 2], ("target", "draft")))
     tokenizers = [given or load_tokenizer(source, how) for source, given in sources]
