@@ -14,7 +14,7 @@ from transformers import LlamaConfig, Qwen3Config
 
 from outrider.drafters.heads.checkpoint import read_config
 from outrider.drafters.heads.mtp import Layout, MtpNet, mtp_config
-from outrider.drafters.heads.nets import Block, HeadNet
+from outrider.drafters.heads.nets import HeadNet
 from outrider.types.records import HiddenStates, Prefix
 
 LAYERS = (1, 2, 3)
@@ -220,11 +220,12 @@ def _of_block(net: Any, states: Tensor, text: list[int], path: list[int]) -> Ten
                 seen[:, length:] = torch.ones(size, size).tril().bool()
         masks[kind] = torch.where(seen, 0.0, -torch.inf).to(states)[None, None]
     tokens = torch.tensor([[text[-1], *[MASK] * (size - 1)]])
-    logits, made = net.finished(net(tokens, None, places[None, length:], masks, _After(context)))
-    block, found = Block(logits, made, torch.tensor([[text[-1], text[-2]]]), net.tokens), logits
-    skipped = [] if config.anchored else [text[-1]]
+    made = net(tokens, None, places[None, length:], masks, _After(context))
+    logits, states = net.finished(made, torch.tensor([[text[-1], text[-2]]]))
+    skipped, found, memory = [] if config.anchored else [text[-1]], logits, None
     for place, before in enumerate([*skipped, text[-1], *path]):
-        found = net.draws(block, place, torch.tensor([before]))
+        known = torch.tensor([before])
+        found, memory = net.draws(logits[:, place], states[:, place], known, memory)
     own: Tensor = found[0]
     return own
 

@@ -47,18 +47,27 @@ def inspect(
         runtime: what computes the target.
         dtype: type of the target's weights (default: as saved).
     """
-    from ..drafters.heads.checkpoint import head_folder, read_config
-    from ..drafters.heads.inspect import measured, problems
-    from .terminal import progress, quiet
+    from ..drafters.heads.checkpoint import head_folder, read_config, read_tensors
+    from ..drafters.heads.inspect import measured
+    from ..drafters.heads.loading import misfits
+    from .terminal import messages, progress, quiet
 
     integer("depth", depth, 1)
     quiet()
-    folder = head_folder(head)
-    if folder is None and not Path(head).is_dir():
-        expected = "an existing folder, or a hub id that can be reached, of a draft head"
-        raise InvalidConfigError("HEAD", head, expected)
-    folder = folder or Path(head)
-    config = read_config(folder)  # says what is wrong with a folder that is none
+    loaded: Any = None
+    with progress(messages(), "loading") as advance:
+        advance(0, 1 if target is None else 2, head)
+        folder = head_folder(head)
+        if folder is None and not Path(head).is_dir():
+            expected = "an existing folder, or a hub id that can be reached, of a draft head"
+            raise InvalidConfigError("HEAD", head, expected)
+        folder = folder or Path(head)
+        config = read_config(folder)  # says what is wrong with a folder that is none
+        if target is not None:
+            from .. import load
+
+            advance(1, 2, target)
+            loaded = load(target, runtime=runtime, dtype=dtype or "auto")
     facts = {
         "kind": config.kind,
         "layers": config.decoder.num_hidden_layers,
@@ -68,20 +77,13 @@ def inspect(
         "tokens a forward": config.most,
         "made for": _made_for(config.given),
     }
-    loaded = None
+    wrong = list(misfits(config, read_tensors(folder), loaded and loaded.target.hf_model))
     readings: list[Reading] = []
-    if target is not None:
-        from .. import load
-
-        loaded = load(target, runtime=runtime, dtype=dtype or "auto")
-    wrong = list(problems(folder, loaded and loaded.target))
     if measure and loaded is not None and not wrong:
-        from rich.console import Console
-
         from ..bench.prompt_files import read_prompts
 
         texts = [each.token_ids for each in read_prompts(measure, loaded.tokenizer).prompts]
-        with progress(Console(stderr=True), "measuring") as advance:
+        with progress(messages(), "measuring") as advance:
             for reading in measured(folder, loaded.target, texts, depth):
                 readings.append(reading)
                 advance(len(readings), len(readings) + 1, reading.said or "as configured")

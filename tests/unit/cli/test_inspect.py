@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from outrider import Pair, TransformersModel
 from outrider.cli import main
-from outrider.drafters.heads.inspect import measured, problems
+from outrider.drafters.heads.checkpoint import read_config, read_tensors
+from outrider.drafters.heads.inspect import measured
+from outrider.drafters.heads.loading import misfits
 from outrider.errors import ModelError
 from tests.support.bench import Characters
 from tests.support.families import random_model
@@ -23,6 +25,10 @@ def changed(folder: Path, **fields: Any) -> Path:
     given = json.loads((folder / "config.json").read_text()) | fields
     (folder / "config.json").write_text(json.dumps(given))
     return folder
+
+
+def problems(folder: Path, model: Any = None) -> list[str]:
+    return list(misfits(read_config(folder), read_tensors(folder), model))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,7 @@ def test_five_mistakes_of_one_checkpoint_are_named(
     found["extra.weight"] = torch.ones(2)
     save_file(found, file)
     changed(folder, eagle_aux_hidden_state_layer_ids=[1, 2, 9], target_hidden_size=64)
-    said = "\n".join(problems(folder, target))
+    said = "\n".join(problems(folder, target.hf_model))
     for mistake in (
         "d2t holds ids where offsets are expected",
         "norm.weight missing",
@@ -55,7 +61,7 @@ def test_five_mistakes_of_one_checkpoint_are_named(
 def test_a_sound_checkpoint_has_no_problems(target: TransformersModel, tmp_path: Path) -> None:
     for kind in ("eagle3", "dspark"):
         folder = head_checkpoint(tmp_path / kind, target.hf_model, kind, reduced=23)
-        assert list(problems(folder, target)) == []
+        assert problems(folder, target.hf_model) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,7 @@ def test_contradictions(
 
 def test_a_mask_token_outside_the_vocabulary(target: TransformersModel, tmp_path: Path) -> None:
     folder = head_checkpoint(tmp_path, target.hf_model, "dflash", mask_token_id=61)
-    assert "mask_token_id 61 is no token of 61" in list(problems(folder))
+    assert "mask_token_id 61 is no token of 61" in problems(folder)
 
 
 @pytest.mark.parametrize(

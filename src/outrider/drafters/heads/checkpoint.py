@@ -7,7 +7,7 @@ words.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,6 @@ _MARKS = {
     "mlpspeculator": "mlp_speculator",
 }
 """Kinds of heads whose configuration names none, by what it is called and has; the first counts."""
-
-_FAMILIES = ("llama", "qwen3")
-"""Whose layers heads have; rotary embeddings and norms of others differ."""
 
 _UNREAD: dict[str, Any] = {
     "attention_value_scale": 1.0,
@@ -181,10 +178,10 @@ def _kind(given: Mapping[str, Any]) -> str:
     """Name the kind of a head; "" for other models."""
     if said := given.get("speculators_model_type"):
         return str(said)
-    own = ("dflash_config", "draft_vocab_size", "eagle_config", "medusa_num_heads")
-    fields = [name for name in own if given.get(name) is not None]
-    names = [given.get(name) for name in ("architectures", "model_type", "dflash_config")]
-    words = f"{names} {fields}".lower().replace("-", "")
+    names = ["architectures", "model_type", "draft_vocab_size", "medusa_num_heads"]
+    names += ["dflash_config", "eagle_config"]
+    fields = {name: given[name] for name in names if given.get(name) is not None}
+    words = str(fields).lower().replace("-", "")
     return next((kind for mark, kind in _MARKS.items() if mark in words), "")
 
 
@@ -218,22 +215,18 @@ def _read(kind: str, given: dict[str, Any]) -> HeadConfig:
     layers = given.get("transformer_layer_config") or given
     stated = {**given, **layers, **(layers.get("rope_parameters") or {})}
     for name, neutral in _UNREAD.items():
-        value = stated.get(name)
-        alike = value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-        if value is not None and not alike:
+        if (value := stated.get(name)) not in (None, neutral):
             raise ValueError(f"{name} {value} is not heeded here")
     eagle = kind in ("eagle3", "peagle")
     inner = {"attention_bias": False, "attention_dropout": 0.0, **layers}
     family = inner.pop("model_type", "llama" if eagle else "qwen3")
-    if family not in _FAMILIES:
-        raise ValueError(f"layers of {family!r}; expected those of {', '.join(_FAMILIES)}")
+    if family not in ("llama", "qwen3"):  # rotary embeddings and norms of others differ
+        raise ValueError(f"layers of {family!r}; expected those of llama or qwen3")
     decoder = AutoConfig.for_model(family, **inner)
     if not getattr(decoder, "layer_types", None):
         decoder.layer_types = ["full_attention"] * decoder.num_hidden_layers
-    if other := set(decoder.layer_types) - {"full_attention", "sliding_attention"}:
-        raise ValueError(
-            f"layers of type {', '.join(sorted(other))}; expected full or sliding ones"
-        )
+    if other := sorted({*decoder.layer_types} - {"full_attention", "sliding_attention"}):
+        raise ValueError(f"layers of type {', '.join(other)}; expected full or sliding ones")
     if kind == "peagle":
         proposals = (given.get("speculators_config") or {}).get("proposal_methods") or [{}]
         given["block_size"] = proposals[0].get("speculative_tokens") or 8
@@ -263,30 +256,27 @@ def _target_layers(given: Mapping[str, Any], *, eagle: bool) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def read_tensors(folder: Path, begins: Sequence[str] = ("",)) -> dict[str, Tensor]:
+def read_tensors(folder: Path, begins: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint whose names begin in one of some ways.
 
     Raises:
         ModelError: there are no files, or they cannot be read.
     """
     with missing("transformers"):
-        from safetensors import safe_open
+        from safetensors.torch import load_file
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     if not files:
         raise ModelError(
             f"{folder} has no *.safetensors or *.bin file, which hold a head's weights"
         )
     found: dict[str, Tensor] = {}
-    wanted = tuple(begins)
     try:
         for file in files:
             if file.suffix == ".bin":
                 every = torch.load(file, "cpu", weights_only=True, mmap=True)
-                found |= {name: each for name, each in every.items() if name.startswith(wanted)}
-                continue
-            with safe_open(file, "pt") as parts:
-                names = [name for name in parts.keys() if name.startswith(wanted)]  # noqa: SIM118
-                found |= {name: parts.get_tensor(name) for name in names}
+            else:
+                every = load_file(file)
+            found |= {name: each for name, each in every.items() if name.startswith(begins)}
     except Exception as error:
         # The package raises what it likes.
         raise ModelError(f"the weights in {folder} cannot be read: {error}") from error

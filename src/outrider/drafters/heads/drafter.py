@@ -52,7 +52,6 @@ class HeadDrafter(ModelDrafter):
 
     def prefill(self, prefix: Prefix, most: int) -> int:
         """Prefill nothing: the target's states come first."""
-        del prefix, most
         return 0
 
     def _room(self, shown: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
@@ -86,7 +85,6 @@ class BlockDrafter(HeadDrafter):
 
     def steps(self, depth: int) -> int:
         """Return 1: a block is one forward, however many of its tokens are drafted."""
-        del depth
         return 1
 
     def _room(self, shown: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from ...errors import ModelError
 from ...runtimes.transformers.model import TransformersModel
 from .checkpoint import HeadConfig, read_config, read_tensors, target_folder
 from .drafter import BlockDrafter, EagleDrafter, HeadDrafter
-from .model import BlockModel, EagleModel, HeadModel
+from .model import BlockModel, EagleModel
 from .mtp import LAYOUTS, MtpNet, mtp_config, mtp_tensors
 from .nets import HeadNet
 
@@ -47,13 +47,9 @@ def load_head(
         ModelError: it cannot be read, or does not fit; the message names tensors and fields.
     """
     config, found = read_config(Path(folder)), read_tensors(Path(folder))
-    if not isinstance(target, TransformersModel):
-        raise ModelError(
-            f"{folder} drafts from the target's hidden states, and {target.name} gives none; run "
-            "the target on transformers or openvino (--runtime)"
-        )
-    if wrong := list(misfits(config, found, target.hf_model)):
-        raise ModelError(f"{folder} does not fit: {'; '.join(wrong)}")
+    model = _model_of(target, str(folder))
+    if wrong := "; ".join(misfits(config, found, model)):
+        raise ModelError(f"{folder} does not fit: {wrong}")
     return head_of(config, found, target, max_sequences, kv_cache_memory)
 
 
@@ -69,28 +65,16 @@ def load_mtp(
     Raises:
         ModelError: the files cannot be read, or have no such layer, or one that does not fit.
     """
-    if not isinstance(target, TransformersModel):
-        raise ModelError(
-            f"multi-token prediction drafts from the target's hidden states, and {target.name} "
-            "gives none; run the target on transformers or openvino (--runtime)"
-        )
-    model = target.hf_model
+    model = _model_of(target, "multi-token prediction")
     count, folder = model.config.get_text_config().num_hidden_layers, target_folder(model)
-    found = read_tensors(folder, [each.begins.format(count) for each in LAYOUTS])
+    found = read_tensors(folder, tuple(each.begins.format(count) for each in LAYOUTS))
     layout, named = mtp_tensors(found, count)
     with torch.device("meta"):
         net = MtpNet(mtp_config(model), model, layout)
-    shared = _shared(model)
-    given = shared | {
-        name: each
-        for name, each in named.items()
-        if name not in shared or not torch.equal(each.to(shared[name]), shared[name])
-    }
-    if wrong := list(_differences(net.state_dict(), given)):
-        raise ModelError(
-            f"the layer for multi-token prediction in {folder} does not fit: {'; '.join(wrong)}"
-        )
-    return _drafter(EagleModel, net, given, target, max_sequences, kv_cache_memory)
+    given = _tensors(named, model)
+    if wrong := "; ".join(_differences(net.state_dict(), given)):
+        raise ModelError(f"the layer for multi-token prediction in {folder} does not fit: {wrong}")
+    return _drafter(net, given, target, max_sequences, kv_cache_memory)
 
 
 def head_of(
@@ -106,12 +90,20 @@ def head_of(
     net.rotary = type(net.rotary)(config.decoder).to(model.device)
     if shift is not None:
         net.tokens = (shift + torch.arange(len(shift))).to(model.device)
-    kind = EagleModel if config.eagle else BlockModel
-    return _drafter(kind, net, _tensors(found, model), target, max_sequences, memory)
+    return _drafter(net, _tensors(found, model), target, max_sequences, memory)
+
+
+def _model_of(target: Any, what: str) -> Any:
+    """Return a target's model; raise ModelError if the target gives no hidden states."""
+    if isinstance(target, TransformersModel):
+        return target.hf_model
+    raise ModelError(
+        f"{what} drafts from the target's hidden states, and {target.name} gives none; run the "
+        "target on transformers or openvino (--runtime)"
+    )
 
 
 def _drafter(
-    kind: type[HeadModel],
     net: HeadNet | MtpNet,
     given: Mapping[str, Tensor],
     target: TransformersModel,
@@ -127,8 +119,9 @@ def _drafter(
     read = sum(each.numel() for name, each in placed.items() if "embed_tokens" not in name)
     ratio = read / sum(each.numel() for each in model.parameters())
     slots = max_sequences or target.max_sequences or 8
-    drafter = BlockDrafter if net.config.blocks else EagleDrafter
+    kind = EagleModel if net.config.eagle else BlockModel
     head = kind(net.eval(), slots, target.longest, memory)
+    drafter = BlockDrafter if net.config.blocks else EagleDrafter
     return drafter(head, target.vocab_size, ratio)
 
 
@@ -202,20 +195,16 @@ def _net(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> HeadNet
 
 
 def _tensors(found: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
-    """Return the network's tensors by its own names, those included that are the target's."""
-    usual = _shared(model)
-    if "d2t" in found:
-        del usual["lm_head.weight"]
-    return usual | {
-        name.replace("midlayer.", "layers.0."): tensor
-        for name, tensor in found.items()
+    """Return a network's tensors by its own names, the target's where there are none or the same.
+
+    They are the target's embedding and, for the whole vocabulary, its head.
+    """
+    shared = {"embed_tokens.weight": model.get_input_embeddings().weight}
+    if "d2t" not in found:
+        shared["lm_head.weight"] = model.get_output_embeddings().weight
+    return shared | {
+        name.replace("midlayer.", "layers.0."): each
+        for name, each in found.items()
         if name not in _PASSED
-    }
-
-
-def _shared(model: Any) -> dict[str, Tensor]:
-    """Return the target's embedding and head."""
-    return {
-        "embed_tokens.weight": model.get_input_embeddings().weight,
-        "lm_head.weight": model.get_output_embeddings().weight,
+        and not (name in shared and torch.equal(each.to(shared[name]), shared[name]))
     }

@@ -25,7 +25,7 @@ from ...types.records import HiddenStates, Prefix
 from ...types.transfer import sent
 from .checkpoint import HeadConfig
 from .mtp import MtpNet
-from .nets import Block, HeadNet
+from .nets import HeadNet
 
 _CHUNK = 512
 """The most tokens of a prompt that are computed in one forward."""
@@ -72,27 +72,24 @@ class HeadModel(PagedModel):
     @torch.inference_mode()
     def receive(self, hidden: Sequence[HiddenStates]) -> None:
         """Keep the target's states of sequences' tokens until they are needed."""
-        long = []
-        with self.whole():
-            for each in hidden:
-                # A copy, so that the other states of its forward need not stay.
-                name, own, start = each.prefix.sequence_id, each.states.clone(), each.start
+        for each in hidden:
+            # A copy, so that the other states of its forward need not stay.
+            name, own, start = each.prefix.sequence_id, each.states.clone(), each.start
+            with self.whole():
                 known = self._pending.get(name)
                 if known is not None and known.start <= start <= known.start + len(known.states):
                     own = torch.cat([known.states[: start - known.start], own])
                     start = known.start
                 self._pending[name] = HiddenStates(each.prefix, start, own)
-                long += [name] * (len(own) > PREFILLED_ALONE)
-        for name in long:
-            self._catch_up(name)
+            if len(own) > PREFILLED_ALONE:
+                self._catch_up(name)
 
     def known(self, prefix: Prefix) -> int:
         """Return of how many first tokens states are known; a new sequence is given blocks."""
-        if prefix.sequence_id not in self.live_sequences:
-            waiting = [(name, each.prefix.tokens) for name, each in self._pending.items()]
-            for name, tokens in waiting:
-                held = self._computed.get(name)
-                if held is not None and common(tokens, prefix.tokens) > len(held.tokens):
+        if prefix.sequence_id not in self._computed:
+            for name, waiting in list(self._pending.items()):
+                alike, held = common(waiting.prefix.tokens, prefix.tokens), self._computed.get(name)
+                if held is not None and alike > len(held.tokens):
                     self._catch_up(name)
         with self.whole():
             return self._known(prefix, self._admitted(prefix)[0])
@@ -124,16 +121,16 @@ class HeadModel(PagedModel):
         tokens = torch.full(size, mask, device=self.device)
         with self.whole():
             batch, *_ = self._entered(prefixes, tokens, np.full(len(prefixes), masks))
-            block = self._block(prefixes, batch, tokens)
+            cursor = self._block(prefixes, batch, tokens)
             # The block has written over the place of each prefix's last token.
             known = [Prefix(each.sequence_id, each.tokens[:-1]) for each in prefixes]
             self._settle(known, DraftedTokens())
-        return BlockCursor(self.net, block)
+        return cursor
 
-    def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> Block:
+    def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> BlockCursor:
         """Compute a batch of what prefixes miss, and blocks of mask tokens, int64 [B, n]."""
         logits = self.forward(batch).logits
-        return Block(logits, logits, masks.new_zeros(len(prefixes), 2))
+        return BlockCursor(self.net, logits, logits, masks.new_zeros(len(prefixes)))
 
     def _fused(self, batch: FlatBatch) -> tuple[Tensor, Tensor, Tensor] | None:
         """Fuse the states of a batch's tokens as far as they are known, [n, H]; None for none.
@@ -177,7 +174,6 @@ class HeadModel(PagedModel):
 
         The state of a prefix's last token is not yet, and it is computed once more.
         """
-        del drafts, lengths
         for prefix in prefixes:
             name = prefix.sequence_id
             count = self._known(prefix, len(self._computed[name].tokens))
@@ -258,7 +254,6 @@ class BlockModel(HeadModel):
 
     def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
         """Write the keys and values of a batch's tokens, as far as states are known."""
-        del run
         if (known := self._fused(batch)) is not None:
             states, positions, places = known
             found = self.net.context(states, positions)
@@ -267,7 +262,7 @@ class BlockModel(HeadModel):
                     kept.flatten(0, 1)[places] = new
         return Outputs(self.net.fc.weight.new_empty(len(batch.tables), 1, 0))
 
-    def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> Block:
+    def _block(self, prefixes: Sequence[Prefix], batch: FlatBatch, masks: Tensor) -> BlockCursor:
         """Compute a batch, and blocks in which all tokens see each other; see `HeadModel`."""
         self.forward(batch)
         ends = batch.past + batch.missing - 1
@@ -285,8 +280,9 @@ class BlockModel(HeadModel):
         positions = last + torch.arange(grid.tokens.shape[1], device=self.device)
         made = self.net(grid.tokens, None, positions, added, self._cache)
         pairs = np.stack([prefix.tokens[[-1, -min(2, len(prefix))]] for prefix in prefixes])
-        logits, states = self.net.finished(made)
-        return Block(logits, states, self._sent(pairs), self.net.tokens)
+        first = self._sent(pairs)
+        logits, states = self.net.finished(made, first)
+        return BlockCursor(self.net, logits, states, first[:, 0])
 
 
 class BlockCursor(Cursor):
@@ -294,14 +290,17 @@ class BlockCursor(Cursor):
 
     Args:
         net: the network.
-        block: that it computed.
+        logits: of the block, [B, m, n].
+        states: that they are of, [B, m, H].
+        last: the token that it begins with, int64 [B].
     """
 
-    def __init__(self, net: HeadNet, block: Block) -> None:
-        self._net, self._block, self._place = net, block, -1
+    def __init__(self, net: HeadNet, logits: Tensor, states: Tensor, last: Tensor) -> None:
+        self._net, self._memory = net, None
+        self._places = zip(logits.unbind(1), states.unbind(1), strict=True)
         # A place that drafts nothing follows the block's first token.
         for _ in range(1 if net.config.anchored else 2):
-            self.step(block.last[:, 0])
+            self.step(last)
 
     @property
     def logits(self) -> Tensor:
@@ -311,11 +310,12 @@ class BlockCursor(Cursor):
     @property
     def confidence(self) -> Tensor | None:
         """How likely tokens of the present place are kept, [B]; None if unknown."""
-        return self._net.confidence(self._block.states[:, self._place], self._before)
+        return self._net.confidence(self._states, self._before)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Go on to the next place, given the tokens before it, int64 [B]."""
-        self._place, self._before = self._place + 1, tokens
-        self._logits = self._net.draws(self._block, self._place, tokens)
+        logits, self._states = next(self._places)
+        self._logits, self._memory = self._net.draws(logits, self._states, tokens, self._memory)
+        self._before = tokens
         return self._logits

@@ -12,7 +12,6 @@ checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,25 +29,6 @@ from ...runtimes.transformers import attention
 from .checkpoint import HeadConfig
 
 
-@dataclass(slots=True)
-class Block:
-    """A block that was computed.
-
-    Attributes:
-        logits: [B, m, n].
-        states: that they are of, [B, m, H].
-        last: the token that the block begins with and the one before it, int64 [B, 2].
-        tokens: the target's id of each of the head's tokens, int64 [n]; None where they are alike.
-        memory: of what draws its tokens; None before the first.
-    """
-
-    logits: Tensor
-    states: Tensor
-    last: Tensor
-    tokens: Tensor | None = None
-    memory: Any = None
-
-
 class HeadNet(Module):
     """The network of a head of any kind.
 
@@ -58,12 +38,7 @@ class HeadNet(Module):
 
     Attributes:
         tokens: the target's id of each of the head's tokens, int64 [n]; None where they are alike.
-        draws: returns the logits [B, n] of a block's place, given the tokens before it, int64 [B].
-            It is asked for one place after the other, from 0 on: what a token is drawn from is what
-            it is recorded with.
     """
-
-    markov_head: Any
 
     def __init__(self, config: HeadConfig, *, normed: bool = False) -> None:
         super().__init__()
@@ -92,17 +67,13 @@ class HeadNet(Module):
         self.rotary = Qwen3RotaryEmbedding(inner)
         if config.kind == "peagle":
             self.mask_hidden = Parameter(torch.zeros(1, 1, whole))
-        self.draws: Callable[[Block, int, Tensor], Tensor] = _independent
-        name, kind = _PARTS.get(config.kind, ("", None))
-        rank = config.number("markov_rank", 256)
-        if kind is not None and rank:
-            part = kind(config)
-            self.add_module(name, part)
-            self.draws = part.forward
-        self._conditional = bool(rank) and config.flag("confidence_head_with_markov", True)
+        dspark, rank = config.kind == "dspark", config.number("markov_rank", 256)
+        self.markov_head: Any = _Markov(config) if dspark and rank else None
+        self.candidate_selector = _Selector(config) if config.kind == "dflash2" else None
+        self.refiner_head = _Refiner(config) if config.kind == "xpress" else None
         self.confidence_head: Any = None
-        if config.kind == "dspark" and config.flag("enable_confidence_head", True):
-            size = width + rank * self._conditional
+        if dspark and config.flag("enable_confidence_head", True):
+            size = width + rank * config.flag("confidence_head_with_markov", True)
             self.confidence_head = ModuleDict({"proj": Linear(size, 1)})
 
     def keyed(self) -> list[tuple[Tensor, Tensor]]:
@@ -152,11 +123,35 @@ class HeadNet(Module):
             )
         return states
 
-    def finished(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits after states [..., H], [..., n], and what recurs, [..., H]."""
+    def finished(self, states: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the logits after states [..., H], [..., n], and what recurs, [..., H].
+
+        With a block goes the token that it begins with and the one before it, int64 [B, 2].
+        """
         normed = self.norm(states)
         recurs = normed if self.config.flag("norm_output", not self.config.eagle) else states
-        return self.lm_head(normed), recurs
+        logits: Tensor = self.lm_head(normed)
+        if self.refiner_head is not None:
+            logits = self.refiner_head(logits, recurs, last, self.tokens)
+        return logits, recurs
+
+    def draws(
+        self, logits: Tensor, states: Tensor, before: Tensor, memory: Any = None
+    ) -> tuple[Tensor, Any]:
+        """Return logits [B, n] that a place of a block is drawn from, and what the next is given.
+
+        Args:
+            logits, states: of the place, [B, n] and [B, H]; see `finished`.
+            before: the tokens before it, int64 [B]: what a token is drawn from is what it is
+                recorded with.
+            memory: what the place before returned; None for the first.
+        """
+        if self.candidate_selector is not None:
+            return self.candidate_selector(logits, states, before), None
+        if self.markov_head is None:
+            return logits, None
+        bias, memory = self.markov_head(states, before, memory)
+        return logits + bias, memory
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's keys and values, [n, heads, D], of fused states [n, H]."""
@@ -174,9 +169,10 @@ class HeadNet(Module):
         """
         if self.confidence_head is None:
             return None
-        if self._conditional:
+        head = self.confidence_head["proj"]
+        if head.in_features > states.shape[-1]:
             states = torch.cat([states, self.markov_head.markov_w1(before)], -1)
-        found: Tensor = self.confidence_head["proj"](states)[:, 0].sigmoid()
+        found: Tensor = head(states)[:, 0].sigmoid()
         return found
 
 
@@ -257,13 +253,8 @@ def _convolved(states: Tensor, kernels: Tensor) -> Tensor:
     return torch.einsum("bmht,bmth->bmh", shifted, kernels)
 
 
-def _independent(block: Block, place: int, _: Tensor) -> Tensor:
-    """Return the logits of a place as they were computed; see `HeadNet.draws`."""
-    return block.logits[:, place]
-
-
 class _Markov(Module):
-    """Adds a bias of low rank by the token before: DSpark's, vanilla, gated or recurrent."""
+    """Makes a bias of low rank of the token before: DSpark's, vanilla, gated or recurrent."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -276,19 +267,18 @@ class _Markov(Module):
         elif self._kind == "rnn":
             self.joint_proj = Linear(2 * rank + width, 3 * rank)
 
-    def forward(self, block: Block, place: int, before: Tensor) -> Tensor:
-        """Return the logits of a place; see `HeadNet.draws`."""
-        known, states = self.markov_w1(before), block.states[:, place]
+    def forward(self, states: Tensor, before: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        """Return what is added to a place's logits, and the memory; see `HeadNet.draws`."""
+        known = self.markov_w1(before)
         if self._kind == "gated":
             known = torch.sigmoid(self.gate_proj(torch.cat([states, known], -1))) * known
         elif self._kind == "rnn":
-            memory = torch.zeros_like(known) if block.memory is None else block.memory
+            memory = torch.zeros_like(known) if memory is None else memory
             joint = self.joint_proj(torch.cat([memory, known, states], -1))
             gate, new, out = joint.chunk(3, -1)
-            block.memory = torch.lerp(torch.tanh(new), memory, torch.sigmoid(gate))
+            memory = torch.lerp(torch.tanh(new), memory, torch.sigmoid(gate))
             known = torch.tanh(out)
-        made: Tensor = block.logits[:, place] + self.markov_w2(known)
-        return made
+        return self.markov_w2(known), memory
 
 
 class _Selector(Module):
@@ -302,11 +292,10 @@ class _Selector(Module):
         self.successor_codebook = Parameter(torch.empty(size, rank))
         self.hidden_projection = Linear(config.decoder.hidden_size, rank, bias=False)
 
-    def forward(self, block: Block, place: int, before: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
         """Return the logits of a place; see `HeadNet.draws`."""
-        logits = block.logits[:, place]
         best, tokens = logits.topk(self._candidates, -1)
-        context = self.predecessor_codebook[before] * self.hidden_projection(block.states[:, place])
+        context = self.predecessor_codebook[before] * self.hidden_projection(states)
         scores = (context[:, None] * self.successor_codebook[tokens]).sum(-1)
         return torch.full_like(logits, -torch.inf).scatter(-1, tokens, best + scores)
 
@@ -334,35 +323,19 @@ class _Refiner(Module):
         self.mlp_down = Linear(inner, rank, bias=False)
         self.readout = Linear(rank, config.vocab_size, bias=False)
 
-    def forward(self, block: Block, place: int, before: Tensor) -> Tensor:
-        """Return the logits of a place; see `HeadNet.draws`."""
-        del before
-        if block.memory is None:
-            block.memory = self._refined(block)
-        found: Tensor = block.memory[:, place]
-        return found
-
-    def _refined(self, block: Block) -> Tensor:
-        """Correct all of a block's logits."""
-        whole = block.states.mean(1, keepdim=True).expand_as(block.states)
-        known = torch.cat([self.down_h(block.states), self.down_g(whole)], -1)
-        logits = block.logits
-        first = block.last[:, :1] if self._anchored else block.last.flip(1)
+    def forward(self, given: Tensor, states: Tensor, last: Tensor, tokens: Any) -> Tensor:
+        """Correct a block's logits [B, m, n]; see `HeadNet.finished` and `HeadNet.tokens`."""
+        whole = states.mean(1, keepdim=True).expand_as(states)
+        known = torch.cat([self.down_h(states), self.down_g(whole)], -1)
+        logits = given
+        first = last[:, :1] if self._anchored else last.flip(1)
         for _ in range(self._passes):
             likeliest = logits.argmax(-1)
-            if block.tokens is not None:
-                likeliest = block.tokens[likeliest]
+            if tokens is not None:
+                likeliest = tokens[likeliest]
             before = torch.cat([first, likeliest[:, first.shape[1] - 1 : -1]], 1)
             mixed = self.in_proj(torch.cat([known, self.token_embed(before)], -1))
             mixed = mixed + torch.einsum("ckj,njc->nkc", self.mix_l.tril(), mixed)
             gate = silu(self.mlp_gate(mixed)) * self.mlp_up(mixed)
-            logits = block.logits + self.readout(mixed + self.mlp_down(gate))
+            logits = given + self.readout(mixed + self.mlp_down(gate))
         return logits
-
-
-_PARTS: dict[str, tuple[str, type[_Markov | _Selector | _Refiner]]] = {
-    "dspark": ("markov_head", _Markov),
-    "dflash2": ("candidate_selector", _Selector),
-    "xpress": ("refiner_head", _Refiner),
-}
-"""Of each kind of head with one, the part that makes a block's tokens depend on one another."""
