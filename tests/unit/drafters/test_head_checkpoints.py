@@ -148,6 +148,16 @@ def test_partial_rotary_embeddings_are_refused(target: TransformersModel, tmp_pa
         load_head(folder, target)
 
 
+def test_a_flag_that_is_null_is_as_usual(target: TransformersModel, tmp_path: Path) -> None:
+    folder = head_checkpoint(tmp_path, target.hf_model, "dspark")
+    given = json.loads((folder / "config.json").read_text())
+    given |= {"sample_from_anchor": None, "is_causal": None}
+    (folder / "config.json").write_text(json.dumps(given))
+    config = read_config(folder)
+    assert config.anchored
+    assert not config.both_ways
+
+
 def test_tensors_that_do_not_fit(target: TransformersModel, tmp_path: Path) -> None:
     folder = tensors(head_checkpoint(tmp_path, target.hf_model), drop="norm.weight")
     with pytest.raises(ModelError, match=r"does not fit: norm\.weight missing"):

@@ -63,11 +63,11 @@ class HeadConfig:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def flag(self, name: str, usual: bool = False) -> bool:
-        """Return whether a flag is set."""
-        return bool(self.given.get(name, usual))
+        """Return whether a flag is set; the usual where it is absent or null."""
+        return bool(self.number(name, usual))
 
     def number(self, name: str, usual: int) -> int:
-        """Return a number."""
+        """Return a number; the usual one where it is absent or null."""
         value = self.given.get(name)
         return usual if value is None else int(value)
 

@@ -179,12 +179,10 @@ class HeadModel(PagedModel):
             count = self._known(prefix, len(self._computed[name].tokens))
             self.pool.note(name, prefix.tokens[:count])
             self._computed[name] = Computed(prefix.tokens[:count])
-            pending = self._pending.pop(name, None)
-            if pending is None:
-                continue
-            start = max(count, pending.start)
-            if (left := pending.states[start - pending.start :]).numel():
-                self._pending[name] = HiddenStates(pending.prefix, start, left.clone())
+            if (pending := self._pending.get(name)) is not None:
+                start = max(count, pending.start)
+                left = pending.states[start - pending.start :].clone()
+                self._pending[name] = HiddenStates(pending.prefix, start, left)
 
     def _catch_up(self, name: int) -> None:
         """Compute all tokens of a sequence whose states are known, if there is room."""
@@ -239,11 +237,10 @@ class EagleModel(HeadModel):
         if not run and (new := self._fused(batch)) is not None:
             stored[new[2]] = new[0]
         row, _ = rows_of(batch.missing + batch.drafted)
-        before = stored[self._sent(slots(batch.table, row, (batch.places - 1).clip(min=0)))]
-        made = before.new_zeros(*grid.tokens.shape, before.shape[-1])
-        made[grid.rows, grid.columns] = before.masked_fill(
-            self._sent(batch.places)[:, None] == 0, 0
-        )
+        before = slots(batch.table, row, (batch.places - 1).clip(min=0))
+        made = stored.new_zeros(*grid.tokens.shape, stored.shape[-1])
+        made[grid.rows, grid.columns] = stored[self._sent(before)]
+        made[grid.positions == 0] = 0
         if drafts is not None:
             made[:, int(batch.missing.max()) :] = drafts
         return made
