@@ -123,7 +123,9 @@ def test_the_command(
     file.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
     command = ["inspect", str(folder), "--target", "any", "--measure", str(file)]
     assert main(command) == 0
-    assert "nothing looks wrong" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "nothing looks wrong" in printed.out
+    assert f"loading: {folder}" in printed.err
     changed(folder, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
     assert main([*command, "--json"]) == 1
     said = json.loads(capsys.readouterr().out)

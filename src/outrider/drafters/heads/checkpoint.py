@@ -126,27 +126,14 @@ def head_folder(source: str) -> Path | None:
             import outrider_demo as demo
         return Path(demo.HEAD)
     try:
-        kind = _kind(_given(_there(source, "config.json")))
+        kind = _kind(_given(folder_of(source, "config.json")))
     except ModelError:
         # What cannot be reached or read is reported where models are loaded.
         return None
-    return _there(source, "*.json", "*.safetensors", "*.bin") if kind else None
+    return folder_of(source, "*.json", "*.safetensors", "*.bin") if kind else None
 
 
-def target_folder(model: Any) -> Path:
-    """Return the folder that a model of transformers was loaded from.
-
-    Raises:
-        ModelError: it was not loaded from files, or these cannot be reached.
-    """
-    source = model.config.name_or_path
-    if not source:
-        raise ModelError("the target was not loaded from files; expected its checkpoint")
-    revision = getattr(model.config, "_commit_hash", None)
-    return _there(source, "*.json", "*.safetensors", revision=revision)
-
-
-def _there(source: str, *files: str, revision: str | None = None) -> Path:
+def folder_of(source: str, *files: str, revision: str | None = None) -> Path:
     """Return a folder, or the one of a hub id, with these files.
 
     Raises:

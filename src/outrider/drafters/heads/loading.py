@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import ModelError
 from ...runtimes.transformers.model import TransformersModel
-from .checkpoint import HeadConfig, read_config, read_tensors, target_folder
+from .checkpoint import HeadConfig, folder_of, read_config, read_tensors
 from .drafter import BlockDrafter, EagleDrafter, HeadDrafter
 from .model import BlockModel, EagleModel
 from .mtp import LAYOUTS, MtpNet, mtp_config, mtp_tensors
@@ -66,7 +66,11 @@ def load_mtp(
         ModelError: the files cannot be read, or have no such layer, or one that does not fit.
     """
     model = _model_of(target, "multi-token prediction")
-    count, folder = model.config.get_text_config().num_hidden_layers, target_folder(model)
+    if not (source := model.config.name_or_path):
+        raise ModelError("the target was not loaded from files; expected its checkpoint")
+    revision = getattr(model.config, "_commit_hash", None)
+    folder = folder_of(source, "*.safetensors", revision=revision)
+    count = model.config.get_text_config().num_hidden_layers
     found = read_tensors(folder, tuple(each.begins.format(count) for each in LAYOUTS))
     layout, named = mtp_tensors(found, count)
     with torch.device("meta"):

@@ -126,7 +126,7 @@ class HeadNet(Module):
     def finished(self, states: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the logits after states [..., H], [..., n], and what recurs, [..., H].
 
-        With a block goes the token that it begins with and the one before it, int64 [B, 2].
+        Of a block, `last` is the token that it begins with and the one before it, int64 [B, 2].
         """
         normed = self.norm(states)
         recurs = normed if self.config.flag("norm_output", not self.config.eagle) else states
