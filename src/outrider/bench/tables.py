@@ -33,28 +33,22 @@ BUSY = 0.15
 _STYLES = {-1: "red", 0: "", 1: "green"}
 
 
-def rendered(results: Results, bars: int = 0) -> RenderableType:
-    """Lay results out: a table, what it means, and what is missing from it; see `figures`."""
-    parts: list[RenderableType] = [figures(results, bars)] if results.measurements else []
+def rendered(results: Results) -> RenderableType:
+    """Lay results out: a table, what it means, and what is missing from it."""
+    parts: list[RenderableType] = [figures(results)] if results.measurements else []
     parts.append(Text(f"{NOTE}\n", style="dim"))
     parts += [Text(line, style="bold") for line in verdicts(results)]
     return Group(*parts, *map(Text, remarks(results)))
 
 
-def figures(results: Results, bars: int = 0) -> Table:
-    """Lay the figures of all candidates out as a table, trial by trial.
-
-    Speedups are drawn as well, the highest as a bar of so many letters.
-    """
+def figures(results: Results) -> Table:
+    """Lay the figures of all candidates out as a table, trial by trial."""
     shown = table(HEADINGS[0], right=HEADINGS[1:])
-    shown.add_column()
-    scale = bars / max(_ratio(each) for each in results.measurements)
     for trial, members in results.trials.items():
         shown.add_row(Text(trial, style="bold"))
         for found in members:
             first, *others = cells(found)
-            bar = "█" * round(_ratio(found) * scale)
-            shown.add_row(f"  {first}", *others, bar, style=_STYLES[found.outcome])
+            shown.add_row(f"  {first}", *others, style=_STYLES[found.outcome])
         shown.add_row()
     return shown
 

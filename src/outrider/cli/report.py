@@ -36,9 +36,9 @@ def report(
     """
     from rich.text import Text
 
-    from ..bench.page import render_report
     from ..engine.trace import is_trace, read_trace
     from . import terminal
+    from .trace_page import trace_page
 
     try:
         if not is_trace(file):
@@ -49,7 +49,7 @@ def report(
     metrics, settings = trace.metrics, trace.settings
     folder = make_folder("--out", out or file.with_name(f"{file.stem}-report"))
     page = folder / "index.html"
-    page.write_bytes(render_report(trace).encode())
+    page.write_bytes(trace_page(trace).encode())
     if output.as_json:
         found = {
             "kind": "trace",
