@@ -55,19 +55,19 @@ def runners(options: BenchOptions, pair: Pair, longest: int) -> tuple[list[Peer]
             # Packages with compiled parts fail as they like.
             missing.append(f"{system}: {error}")
             continue
-        tried: list[tuple[str, int | None]] = [("none", None)]
-        tried += [("ngram", depth) for depth in depths]
+        ways: list[tuple[str, int | None, Any]] = [("none", None, None)]
+        ways += [("ngram", depth, None) for depth in depths]
         if draft is not None:
             # Only transformers has a heuristic of its own.
             own = [None] if system == "transformers" else []
-            tried += [("draft_model", depth) for depth in (*depths, *own)]
+            ways += [("draft_model", depth, draft) for depth in (*depths, *own)]
         elif pair.model_drafter is not None:
             reason = "the draft's tokenizer is another, or it reads no such draft"
             missing.append(f"{system} draft_model: {reason}")
-        for drafter, depth in tried:
-            candidate = Candidate(drafter, depth=depth, system=system)
-            model = draft if drafter == "draft_model" else None
-            found.append(_KINDS[system](candidate, target, model, longest))
+        found += [
+            _KINDS[system](Candidate(drafter, depth=depth, system=system), target, model, longest)
+            for drafter, depth, model in ways
+        ]
     batches = ", ".join(str(batch) for batch in options.batches if batch > 1)
     if found and batches:
         missing.append(f"peers: not in batches of {batches}, they decode one at a time")
@@ -202,20 +202,18 @@ class LlamaCppPeer(Peer):
     @cached_property
     def _llamas(self) -> list[Any]:
         """The target, and the draft model if there is one."""
-        speculative: Any = import_module("llama_cpp.llama_speculative")
         depth = self.candidate.depth
-        if self.draft is not None:
-            draft = self._llama(self.draft)
+        if self.draft is None:
+            speculative: Any = import_module("llama_cpp.llama_speculative")
+            lookup = depth and speculative.LlamaPromptLookupDecoding(num_pred_tokens=depth)
+            return [self._llama(self.target, lookup)]
+        draft = self._llama(self.draft)
 
-            class Greedy(speculative.LlamaDraftModel):
-                def __call__(self, input_ids: Any, /, **_: Any) -> Any:
-                    # What is in its cache of these tokens is not computed again.
-                    tokens = draft.generate(input_ids.tolist(), temp=0.0)
-                    return np.fromiter(islice(tokens, depth), np.intc)
+        def greedy(input_ids: Any, /, **_: Any) -> Any:
+            # What is in its cache of these tokens is not computed again.
+            return np.fromiter(islice(draft.generate(input_ids.tolist(), temp=0.0), depth), np.intc)
 
-            return [self._llama(self.target, Greedy()), draft]
-        lookup = depth and speculative.LlamaPromptLookupDecoding(num_pred_tokens=depth)
-        return [self._llama(self.target, lookup)]
+        return [self._llama(self.target, greedy), draft]
 
     def _llama(self, path: str, drafts: Any = None) -> Any:
         threads = torch.get_num_threads()
