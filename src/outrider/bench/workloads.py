@@ -109,7 +109,7 @@ def _edits() -> Iterator[tuple[str, str, str]]:
                 "write out all of it again. Answer with the code alone."
             )
             start = "\n".join(function.replace(old, new).splitlines()[:3])
-            yield name, f"{function}\n\n\n{start}\n", _REQUEST.format(asked, function)
+            yield f"{name} {old}", f"{function}\n\n\n{start}\n", _REQUEST.format(asked, function)
 
 
 def _records() -> Iterator[tuple[str, str, str]]:
