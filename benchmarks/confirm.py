@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from outrider.bench import TuneOptions
-from outrider.bench.forecast import Stretch, gain
-from outrider.bench.race import OutriderRunner
+from outrider.bench.race import Enough, OutriderRunner
 from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.run import prepared
+from outrider.bench.speedup import Stretch, gain
 from outrider.bench.trial import Trial, TrialRace, fitting
 from outrider.bench.workloads import in_turn, mixed
-
-
-class _Enough(Exception):
-    """The time is gone."""
 
 
 def main() -> None:
@@ -42,7 +37,6 @@ def main() -> None:
     if workload is None:
         workload = mixed(None, pair.tokenizer, pair.target.vocab_size, options.max_prompts)
     workload = fitting(workload, options.max_tokens, pair.target.max_length)
-    kinds = {prompt.name: prompt.kind for prompt in workload.prompts}
     raced: list[Stretch] = []
     for temperature in options.temp:
         end = monotonic() + 60 * asked.minutes / len(options.temp)
@@ -61,36 +55,22 @@ def main() -> None:
 
         def watch(_lanes: Any, end: float = end) -> None:
             if monotonic() > end:
-                raise _Enough
+                raise Enough
 
         field = [OutriderRunner.of(each, pair, options.batch) for each in (PLAIN, candidate)]
         race = TrialRace(trial, field, watch)
-        with suppress(_Enough):
-            race.run()
-        measured = race.measurements()
-        if measured:
-            plain, own = measured
-            rows = zip(
-                trial.stretches * trial.repeats,
-                own.tokens,
-                plain.seconds,
-                own.seconds,
-                strict=False,
-            )
-            for batch, tokens, *seconds in rows:
-                name = " + ".join(each.name for each in batch)
-                raced.append(Stretch(temperature, name, kinds.get(name, ""), tokens, *seconds))
+        race.run()
+        raced += race.compared(field[1])
     print(json.dumps(_summary(forecast, raced) | {"candidate": candidate.label}))
 
 
 def _summary(forecast: dict[str, Any], raced: list[Stretch]) -> dict[str, Any]:
-    expected = [_stretch(each) for each in forecast["stretches"]]
-    keys = {(each.temperature, each.name) for each in raced}
-    same = [each for each in expected if (each.temperature, each.name) in keys]
-    both = {(each.temperature, each.name) for each in same}
-    there = [each for each in raced if (each.temperature, each.name) in both]
-    predicted, confirmed = gain(same), gain(there)
-    own = [_stretch(each) for each in forecast["raced"]]
+    expected = [Stretch(**each) for each in forecast["stretches"]]
+    both = {each.place for each in expected} & {each.place for each in raced}
+    predicted, confirmed = (
+        gain([each for each in part if each.place in both]) for part in (expected, raced)
+    )
+    own = [Stretch(**each) for each in forecast["raced"]]
     return {
         "predicted": round(predicted.ratio, 3),
         "raced_by_tune": round(gain(own).ratio, 3) if own else None,
@@ -130,10 +110,6 @@ def _made(given: dict[str, Any]) -> Candidate:
         if isinstance(values[name], list):
             values[name] = tuple(values[name])
     return Candidate(**values)
-
-
-def _stretch(given: dict[str, Any]) -> Stretch:
-    return Stretch(**given)
 
 
 if __name__ == "__main__":

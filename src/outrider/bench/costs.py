@@ -90,13 +90,10 @@ class Timing:
         rows: int,
         depths: Sequence[int] = DEPTHS,
     ) -> None:
-        self._found: list[RoundRecord] = []
         self._cycles: list[list[RoundRecord]] = []
         self._params, self._depths, self._drafts = params, tuple(depths), drafter is not None
         self._policy = _Given()
-        self._decoder = SpeculativeDecoder(
-            target, drafter or _Guesses(), policy=self._policy, on_round=self._found.append
-        )
+        self._decoder = SpeculativeDecoder(target, drafter or _Guesses(), policy=self._policy)
         self._prompt = prompt
         self._states = [self._decoder.start(prompt, params)[0] for _ in range(rows)]
         self._decoder.prefill(self._states[0], len(prompt))  # the others find it computed
@@ -118,11 +115,11 @@ class Timing:
         for depth in self._depths:
             self._policy.depth = depth
             for _ in range(each):
-                batch = self._decoder.step(batch).batch
-            last.append(self._found[-1])
+                result = self._decoder.step(batch)
+                batch = result.batch
+            last.append(result.record)
             self._states = list(batch.states)
             yield
-        self._found.clear()
 
     @property
     def costs(self) -> Costs:

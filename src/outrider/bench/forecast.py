@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
-from statistics import fmean
 
 from ..config.params import WITH_MODEL
 from .costs import Costs
 from .records import Candidate
-from .speedup import Speedup, speedup
+from .speedup import Speedup, Stretch, gain
 
 _GAIN = 1.1
 """A kind of text counts as gained on from here."""
@@ -30,26 +29,6 @@ _NAMES = {
     "suffix": "suffix look-ups",
     "ngram": "n-gram look-ups",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A batch of texts, and the seconds for it, decoded plainly and with drafts.
-
-    Attributes:
-        temperature: of the texts.
-        name: of their prompts.
-        kind: of text.
-        tokens: that were emitted, of all texts together.
-        plain, drafting: seconds without and with drafts.
-    """
-
-    temperature: float
-    name: str
-    kind: str
-    tokens: int
-    plain: float
-    drafting: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +54,13 @@ class Forecast:
     wrong: bool = False
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of text, in order."""
-        return tuple(dict.fromkeys(each.kind for each in self.stretches))
-
-    def gain(self, kind: str | None = None, temperature: float | None = None) -> Speedup:
-        """Return its predicted speed over plain decoding's, on all texts or some."""
-        return gain(
-            [
-                each
-                for each in self.stretches
-                if kind in (None, each.kind) and temperature in (None, each.temperature)
-            ]
-        )
-
-    @property
     def off(self) -> float | None:
         """The gain predicted for what was raced over the one in the race; None if it was not."""
-        places = [{(e.temperature, e.name) for e in part} for part in (self.stretches, self.raced)]
+        both = {each.place for each in self.stretches} & {each.place for each in self.raced}
         predicted, raced = (
-            [each for each in part if (each.temperature, each.name) in places[0] & places[1]]
-            for part in (self.stretches, self.raced)
+            [each for each in part if each.place in both] for part in (self.stretches, self.raced)
         )
-        return gain(predicted).ratio / gain(raced).ratio if predicted else None
+        return gain(predicted).ratio / gain(raced).ratio if both else None
 
     @property
     def estimate(self) -> Speedup:
@@ -106,7 +69,7 @@ class Forecast:
         Each weighs by its own variance, to which that between them is added where they differ by
         more than these explain: a random-effects mean (DerSimonian and Laird, 1986).
         """
-        predicted = self.gain()
+        predicted = gain(self.stretches)
         raced = gain(self.raced) if self.raced else Speedup(1.0)
         if predicted.low is None or raced.low is None:
             return predicted
@@ -116,18 +79,6 @@ class Forecast:
         mean = (first * weights[0] + second * weights[1]) / sum(weights)
         margin = exp(_NORMAL / sqrt(sum(weights)))
         return Speedup(exp(mean), exp(mean) / margin, exp(mean) * margin)
-
-    def cells(self) -> tuple[str, ...]:
-        """Return a row of a table: the prediction, its interval, the race, and their difference."""
-        expected, raced = gain(self.stretches), gain(self.raced).ratio if self.raced else None
-        low, high = expected.low, expected.high
-        return (
-            self.candidate.label,
-            f"{expected.ratio:.2f}x",
-            "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
-            "" if raced is None else f"{raced:.2f}x",
-            "" if self.off is None else f"{self.off - 1:+.0%}",
-        )
 
     @property
     def sure(self) -> bool:
@@ -149,10 +100,10 @@ class Forecast:
 
         A race that is surely lost says otherwise.
         """
-        best = max(self.gain(kind).ratio for kind in self.kinds)
+        kinds = _by(self.stretches, lambda each: each.kind).values()
         texts = len({each.name for each in self.stretches})
         lost = self.raced and gain(self.raced).outcome < 0
-        fits = texts > 1 and best > _GAIN and self.estimate.ratio >= 1
+        fits = texts > 1 and max(each.ratio for each in kinds) > _GAIN and self.estimate.ratio >= 1
         return fits and not lost and not self.wrong
 
     @property
@@ -163,35 +114,18 @@ class Forecast:
         return left / self.model_s if self.model_s else 0.0
 
 
+def _by(stretches: Sequence[Stretch], name: Callable[[Stretch], str]) -> dict[str, Speedup]:
+    """Return the gain on the stretches of each name."""
+    groups: dict[str, list[Stretch]] = {}
+    for each in stretches:
+        groups.setdefault(name(each), []).append(each)
+    return {group: gain(some) for group, some in groups.items()}
+
+
 def _log(found: Speedup) -> tuple[float, float]:
     """Return the logarithm of a ratio, and its variance."""
     width = log((found.high or inf) / (found.low or inf)) / 2
     return log(found.ratio), max((width / _NORMAL) ** 2, 1e-12)
-
-
-def gain(stretches: Sequence[Stretch]) -> Speedup:
-    """Return the ratio of speeds, each text counted once, however often it was decoded.
-
-    Texts that go on from one prompt count as one.
-    """
-    texts: dict[tuple[str, float], list[Stretch]] = {}
-    for each in stretches:
-        texts.setdefault((each.name, each.temperature), []).append(each)
-    sums: dict[str, list[float]] = {}
-    for (name, _), same in texts.items():
-        own = sums.setdefault(name, [0.0, 0.0])
-        own[0] += fmean(each.plain for each in same)
-        own[1] += fmean(each.drafting for each in same)
-    plain, drafting = zip(*sums.values(), strict=True)
-    return speedup(plain, drafting)
-
-
-def best_of_each(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Return each drafter's first forecast, of adaptive and of fixed depths, and those raced."""
-    found: dict[tuple[str, bool], Forecast] = {}
-    for each in forecasts:
-        found.setdefault((each.candidate.drafter, each.bounded), each)
-    return [each for each in forecasts if each.raced or each in found.values()]
 
 
 def chosen(forecasts: Sequence[Forecast]) -> Forecast | None:
@@ -236,19 +170,13 @@ def schedule(
     }
     found = []
     for costs in curves if tried else ():
-        speeds = {
-            depth: each.length / _seconds(costs, depth, each.drafted)
-            for depth, each in tried.items()
-        }
-        speeds[0] = 1 / costs.plain
-        found.append((costs.rows, max(speeds, key=lambda depth: speeds[depth])))
+        speeds = {0: 1 / costs.plain}
+        for depth, each in tried.items():
+            drafting = costs.verifying(depth) + costs.drafting(depth)
+            seconds = each.drafted * drafting + (1 - each.drafted) * costs.plain
+            speeds[depth] = each.length / seconds
+        found.append((costs.rows, max(speeds, key=speeds.__getitem__)))
     return tuple(found)
-
-
-def _seconds(costs: Costs, depth: int, drafted: float) -> float:
-    """Return the mean seconds of rounds of which a share drafts to a depth."""
-    drafting = costs.verifying(depth) + costs.drafting(depth)
-    return drafted * drafting + (1 - drafted) * costs.plain
 
 
 def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
@@ -287,31 +215,12 @@ def basis(forecasts: Sequence[Forecast]) -> str:
     texts = len(forecasts[0].stretches)
     raced = [
         f"{each.candidate.label} {_ratio(gain(each.raced))}"
-        + (f", predicted {_beside(each.off)}" if each.off is not None else "")
+        + ("" if each.off is None else f", predicted {each.off:.2f} times that")
         for each in forecasts
         if each.raced
     ]
     confirmed = f"raced beside plain decoding: {', '.join(raced)}" if raced else "not raced"
     return f"predicted from {texts} texts and what rounds cost; {confirmed}"
-
-
-def _beside(off: float) -> str:
-    """Say how far a prediction was from a race."""
-    return f"{abs(off - 1):.0%} {'above' if off > 1 else 'below'} it"
-
-
-def before_texts(costs: Sequence[Costs], *, short: bool) -> Iterator[str]:
-    """Say what is known where no text was written, or all came to their ends at once (`short`)."""
-    if short:
-        yield "no answer: the target ends all of these prompts at once; give others (--prompts)"
-    else:
-        yield "no answer yet: it ended before plain decoding had written a text to predict from"
-    for each in costs:
-        if each.step:
-            yield f"a draft step costs {each.step:.2g} of a plain round"
-        else:
-            ratio = each.verifying(4) / each.plain
-            yield f"a round with 4 drafted tokens takes {ratio:.2f} plain ones, and must emit more"
 
 
 def _said(found: Forecast) -> str:
@@ -322,10 +231,9 @@ def _said(found: Forecast) -> str:
         how = f"trees of {'x'.join(map(str, tree))}"
     name = _NAMES[found.candidate.drafter]
     said = f"{name} with {how}: {_ratio(found.estimate, always=True)} as fast as plain"
-    temperatures = dict.fromkeys(each.temperature for each in found.stretches)
     parts = [
-        {f"on {kind}": found.gain(kind) for kind in found.kinds},
-        {f"at temperature {each:g}": found.gain(temperature=each) for each in temperatures},
+        _by(found.stretches, lambda each: f"on {each.kind}"),
+        _by(found.stretches, lambda each: f"at temperature {each.temperature:g}"),
     ]
     # Only where neither stands for the other.
     both = {(each.kind, each.temperature) for each in found.stretches}

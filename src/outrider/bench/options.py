@@ -24,7 +24,7 @@ Workloads = Literal["code", "editing", "json", "chat", "random"]
 TunedDrafters = Literal["draft_model", "ngram", "suffix", "hybrid"]
 Depth = int | Literal["adaptive"]
 Peers = Literal["transformers", "llama.cpp", "openvino-genai", "none"]
-Engines = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"]
+Engines = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 
 
 def silent(_done: int, _total: int, _what: str) -> None:

@@ -145,16 +145,13 @@ class Lane:
     seconds: float = 0.0
     run: Run | None = None
 
-    def advance(self) -> None:
-        """Take a turn."""
-        try:
-            self.seconds = next(self.turns)
-        except StopIteration as end:
-            self.run = end.value
-
 
 Watch = Callable[[Sequence[Lane]], object]
-"""Called with all lanes after each turn."""
+"""Called with all lanes after each turn; raises `Enough` to end the race there."""
+
+
+class Enough(Exception):
+    """The race ends, and the stretch that it is in does not count."""
 
 
 def race(
@@ -169,11 +166,15 @@ def race(
     Who is first rotates with `seed`, which also seeds the systems that want one.
     """
     lanes = [Lane(runner, runner.turns(prompts, params, seed)) for runner in runners]
-    order = [lanes[(place + seed) % len(lanes)] for place in range(len(lanes))]
+    first = seed % len(lanes)
+    order = lanes[first:] + lanes[:first]
     try:
         while running := [lane for lane in order if lane.run is None]:
             lane = min(running, key=lambda lane: lane.seconds)
-            lane.advance()
+            try:
+                lane.seconds = next(lane.turns)
+            except StopIteration as end:
+                lane.run = end.value
             if watch is not None:
                 watch(lanes)
     finally:

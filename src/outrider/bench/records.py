@@ -87,6 +87,11 @@ PLAIN = Candidate("none")
 """The baseline: the same engine, drafting nothing."""
 
 
+def trial_label(workload: str, temperature: float, batch: int) -> str:
+    """Name what candidates that are compared have in common."""
+    return f"{workload}, temperature {temperature:g}" + (f", batch {batch}" if batch > 1 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """How one candidate did in one trial: a workload at a temperature and a batch size.
@@ -123,8 +128,7 @@ class Measurement:
     @property
     def trial(self) -> str:
         """What it has in common with the candidates that it is compared with."""
-        batch = f", batch {self.batch}" if self.batch > 1 else ""
-        return f"{self.workload}, temperature {self.temperature:g}{batch}"
+        return trial_label(self.workload, self.temperature, self.batch)
 
     @property
     def tokens_per_s(self) -> float:

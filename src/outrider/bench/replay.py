@@ -6,35 +6,41 @@ the draft model and the clock are recordings. So all depths and policies follow 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch.nn.functional import one_hot
 
-from .. import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from ..drafters.base import Drafter
+from .. import SamplingParams, SpeculativeConfig, SpeculativeDecoder, SuffixDrafter
+from ..drafters.base import DraftContext, Drafter, nothing_drafted
 from ..engine.commit import StepResult
-from ..errors import ModelError
-from ..runtimes.base import Capabilities, Cursor, Runtime
-from ..types.records import MODEL, DraftProposal, Prefix, RoundRecord, SequenceState, TargetScores
+from ..engine.methods import make_drafter
+from ..runtimes.base import Capabilities, Runtime
+from ..types.records import (
+    MODEL,
+    Distributions,
+    DraftPlan,
+    DraftProposal,
+    Prefix,
+    RoundRecord,
+    SequenceState,
+    TargetScores,
+)
 from ..types.trees import node_depths
 from .costs import Costs
-from .records import Prompt
+from .speedup import Stretch
 from .texts import Text
-
-_LEAST, _OTHERS = 256, 64
-"""Entries of a vocabulary, enough for the entropy of a draft that is not sure at all; and how many
-of them are in no text: children of a node that are not kept."""
 
 
 class Replay(SpeculativeDecoder):
     """Decodes texts again.
 
     Args:
-        texts: what the target wrote, with the draft's record.
-        drafter: makes what drafts, of a draft model; None for plain decoding.
+        texts: what the target wrote at one temperature, with the draft's record.
+        method: what drafts; see `make_drafter`.
         config: how speculation is done.
         rounds: the costs of rounds without a draft model.
         drawn: those with one.
@@ -47,26 +53,23 @@ class Replay(SpeculativeDecoder):
     def __init__(
         self,
         texts: Sequence[Text],
-        drafter: Callable[[ModelDrafter], Drafter | None],
+        method: str,
         config: SpeculativeConfig,
         rounds: Costs,
         drawn: Costs | None = None,
         token_ratio: float = 0.02,
     ) -> None:
-        self._script = _Script(texts)
-        model = _Model(self._script, config, token_ratio)
-        super().__init__(model, drafter(ModelDrafter(model)), config=config)
+        self._script = _Script(texts, token_ratio)
+        model = _Model(self._script, blocks=config.verification != "token")
+        suffix = SuffixDrafter(max_pool_tokens=0)
+        drafter = make_drafter(method, self._script, model, suffix=suffix)
+        super().__init__(self._script, drafter, config=config)
         self._rounds, self._drawn = rounds, drawn or rounds
         self._prefilled: set[int] = set()
         self._seconds = self.model_s = 0.0
 
-    def run(self, batch: int = 1) -> Iterator[tuple[list[Prompt], int, float, float]]:
-        """Decode all texts, so many together.
-
-        Yields:
-            For each batch its prompts, its tokens, the seconds that plain decoding takes for it
-            without the target's prefill, and its own.
-        """
+    def run(self, batch: int = 1) -> Iterator[Stretch]:
+        """Decode all texts, so many together; plain decoding is timed without the prefill, too."""
         for first in range(0, len(self._script.texts), batch):
             texts = self._script.texts[first : first + batch]
             before = self._seconds
@@ -77,13 +80,14 @@ class Replay(SpeculativeDecoder):
                 live = [state for state in after if not state.finish_reason]
             lengths = [len(text.token_ids) for text in texts]
             plain = self._rounds.plain * (max(lengths) - 1)
-            yield [text.prompt for text in texts], sum(lengths), plain, self._seconds - before
+            prompts = [text.prompt for text in texts]
+            taken = self._seconds - before
+            yield Stretch.of(texts[0].temperature, prompts, sum(lengths), plain, taken)
 
     def _started(self, text: int) -> SequenceState:
-        """Start a text's sequence."""
-        prompt, written = self._script.parts(text)
-        params = SamplingParams(max_tokens=len(written), temperature=0, ignore_eos=True)
-        (state,) = self.start(prompt, params)
+        written = len(self._script.texts[text].token_ids)
+        params = SamplingParams(max_tokens=written, temperature=0, ignore_eos=True)
+        (state,) = self.start(self._script.whole[text][:-written].tolist(), params)
         self._script.rows[state.prefix.sequence_id] = text
         return state
 
@@ -107,9 +111,8 @@ class Replay(SpeculativeDecoder):
     def _prefill(self, record: RoundRecord) -> float:
         """Return what the draft model takes for the prompts of rows that it drafts at first."""
         seconds = 0.0
-        for name, own, source in zip(
-            record.sequence_ids, record.depth, record.sources, strict=True
-        ):
+        rows = zip(record.sequence_ids, record.depth, record.sources, strict=True)
+        for name, own, source in rows:
             if own and source == MODEL and name not in self._prefilled:
                 self._prefilled.add(name)
                 prompt = self._script.texts[self._script.rows[name]].prefill_s
@@ -117,172 +120,120 @@ class Replay(SpeculativeDecoder):
         return seconds
 
 
-class _Script:
-    """The texts in a small vocabulary of their own, and which sequence writes which.
+class _Script(Runtime):
+    """A target that writes the texts, in a small vocabulary of their own.
 
     Attributes:
         texts: what was recorded.
+        whole: the tokens of each, those of its prompt first, int64 [n].
         rows: the text of each sequence.
-        vocab_size: of all texts, the last of which are in none of them.
+        other: the last token of the vocabulary, which is in no text.
     """
 
-    def __init__(self, texts: Sequence[Text]) -> None:
+    def __init__(self, texts: Sequence[Text], token_ratio: float) -> None:
         self.texts = texts
         self.rows: dict[int, int] = {}
+        self._token_ratio = token_ratio
         whole = [np.array([*text.prompt.token_ids, *text.token_ids]) for text in texts]
-        self._whole = [np.unique(tokens, return_inverse=True)[1] for tokens in whole]
-        self.vocab_size = max(
-            [_LEAST, *(int(tokens.max()) + 1 + _OTHERS for tokens in self._whole)]
-        )
-
-    def parts(self, text: int) -> tuple[list[int], list[int]]:
-        """Return the tokens of a text's prompt, and those that were written."""
-        tokens, start = self._whole[text].tolist(), len(self.texts[text].prompt.token_ids)
-        return tokens[:start], tokens[start:]
-
-    def after(self, prefix: Prefix, count: int) -> list[int]:
-        """Return so many tokens that follow a prefix; 0 beyond the text's end."""
-        tokens = self._whole[self.rows[prefix.sequence_id]]
-        found: list[int] = tokens[prefix.length : prefix.length + count].tolist()
-        return found + [0] * (count - len(found))
-
-    def drafted(self, prefix: Prefix, depth: int, *, blocks: bool) -> tuple[list[int], list[float]]:
-        """Return what a draft model proposes after a prefix, and its confidence in each token.
-
-        One number, the same for all drafts from here, decides how much is kept.
-        """
-        text, place = self._place(prefix)
-        reach = text.reach(place, depth, blocks=blocks)
-        chance = np.random.default_rng([self.rows[prefix.sequence_id], place]).random()
-        kept = int((chance < reach).sum())
-        tokens = self.after(prefix, kept) + [self.vocab_size - 1] * (depth - kept)
-        confidence = text.confidence[place : place + depth]
-        return tokens, confidence + [0.5] * (depth - len(confidence))
-
-    def ranks(self, prefix: Prefix, depth: int) -> list[int]:
-        """Return which child of its node each of the next tokens is in a draft's tree.
-
-        One number for each token decides it; a token that is kept among few children is so among
-        more.
-        """
-        text, place = self._place(prefix)
-        ranks = [_OTHERS] * depth
-        for shift, among in enumerate(text.among[place : place + depth]):
-            chance = np.random.default_rng([self.rows[prefix.sequence_id], place + shift]).random()
-            ranks[shift] = next((n for n, kept in enumerate(among) if chance < kept), _OTHERS)
-        return ranks
-
-    def _place(self, prefix: Prefix) -> tuple[Text, int]:
-        text = self.texts[self.rows[prefix.sequence_id]]
-        return text, prefix.length - len(text.prompt.token_ids)
-
-
-class _Model(Runtime):
-    """Writes the script as a target, and as a draft proposes what was kept of it, and then others.
-
-    Args:
-        script: the texts.
-        config: how drafts are verified, and whether they are trees.
-        token_ratio: see `Runtime`.
-    """
-
-    def __init__(self, script: _Script, config: SpeculativeConfig, token_ratio: float) -> None:
-        self._script, self._trees, self._ratio = script, config.drafts_trees, token_ratio
-        self._blocks = config.verification != "token"
+        self.whole = [np.unique(tokens, return_inverse=True)[1] for tokens in whole]
+        self.other = 1 + max(int(tokens.max()) for tokens in self.whole)
 
     @property
     def capabilities(self) -> Capabilities:
         """Chains and trees of any size."""
-        return Capabilities(self._script.vocab_size, torch.device("cpu"))
+        return Capabilities(self.other + 1, torch.device("cpu"))
 
     @property
     def token_ratio(self) -> float:
         """What one more token costs; see `Runtime`."""
-        return self._ratio
+        return self._token_ratio
 
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Return point masses [B, N + 1, V] on the tokens of the script."""
-        tokens = torch.tensor([self._script.after(each, proposal.width + 1) for each in prefixes])
-        tokens = tokens.gather(1, torch.from_numpy(node_depths(proposal.structure)))
-        logits = torch.zeros(*tokens.shape, self._script.vocab_size)
-        return TargetScores(logits.scatter_(-1, tokens[..., None], 1.0))
+        depths = node_depths(proposal.structure)
+        after = np.array([self.after(each, proposal.width + 1) for each in prefixes])
+        tokens = torch.from_numpy(np.take_along_axis(after, depths, 1))
+        return TargetScores(one_hot(tokens, self.vocab_size).float())
 
-    def open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
-        """Open a cursor at the end of the prefixes."""
-        if self._trees:
-            tokens = torch.tensor([self._script.after(each, depth) for each in prefixes])
-            ranks = torch.tensor([self._script.ranks(each, depth) for each in prefixes])
-            return _Tree(tokens, ranks, self._script.vocab_size)
-        drafts = [self._script.drafted(each, depth, blocks=self._blocks) for each in prefixes]
-        chains, confidence = zip(*drafts, strict=True)
-        return _Chain(torch.tensor(chains), torch.tensor(confidence), self._script.vocab_size)
+    def after(self, prefix: Prefix, count: int) -> NDArray[np.int64]:
+        """Return so many tokens that follow a prefix; 0 beyond the text's end."""
+        tokens = self.whole[self.rows[prefix.sequence_id]][prefix.length :][:count]
+        return np.pad(tokens, (0, count - len(tokens)))
 
-
-class _Chain(Cursor):
-    """Gives one token after another, in distributions as sure of them as the draft model was."""
-
-    def __init__(self, tokens: Tensor, confidence: Tensor, vocab_size: int) -> None:
-        others = _others(confidence, vocab_size)
-        logits = (others / (vocab_size - 1)).log()[..., None].expand(*tokens.shape, vocab_size)
-        self._logits = logits.scatter(-1, tokens[..., None], torch.log1p(-others)[..., None])
-        self._place = 0
-
-    @property
-    def logits(self) -> Tensor:
-        """Logits [B, V]."""
-        return self._logits[:, self._place]
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Go on, whatever was drawn; see `Cursor`."""
-        self._place += 1
-        return self.logits
+    def draw(self, prefix: Prefix, further: int = 0) -> tuple[Text, int, float]:
+        """Return the text of a prefix, a place from its end on, and what is drawn there."""
+        row = self.rows[prefix.sequence_id]
+        text = self.texts[row]
+        place = prefix.length - len(text.prompt.token_ids) + further
+        return text, place, np.random.default_rng([row, place]).random()
 
 
-class _Tree(Cursor):
-    """Ranks a script's token among the children of each node that lies on it.
+class _Model(Drafter):
+    """Drafts what was kept of a draft model's tokens, and another token where none was.
+
+    One number, the same for all drafts from a place of a text, decides how much of a chain is kept,
+    and one for each place where among its siblings a token of a tree is.
 
     Args:
-        tokens: of the script, int64 [B, K].
-        ranks: of each among its siblings, [B, K].
-        vocab_size: V.
+        script: the texts.
+        blocks: whether chains are verified as blocks.
     """
 
-    def __init__(self, tokens: Tensor, ranks: Tensor, vocab_size: int) -> None:
-        self._tokens, self._ranks, self._depth = tokens, ranks, 0
-        self._on = torch.ones(len(tokens), 1, dtype=torch.bool)  # of each node, the prefix first
-        self._others = torch.full((vocab_size,), -1e3)
-        self._others[-_OTHERS:] = -2.0 * torch.arange(_OTHERS) - 1
+    def __init__(self, script: _Script, *, blocks: bool) -> None:
+        self._script, self._blocks = script, blocks
 
     @property
-    def logits(self) -> Tensor:
-        """Logits [B, V]."""
-        return self._ranked(self._on)[:, 0]
+    def vocab_size(self) -> int:
+        """The target's."""
+        return self._script.vocab_size
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Refuse a chain, as `Cursor.expand` refuses trees."""
-        raise ModelError("a recorded tree is fed nodes, and no chain; feed it by expand")
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """Propose trees, or chains that end by the plan's stop rule."""
+        depth = plan.model_depth
+        if not depth.any():
+            return nothing_drafted(len(prefixes), ctx.device)
+        if plan.tree is not None:
+            return self._trees(prefixes, plan)
+        deepest = int(depth.max())
+        tokens = np.full((len(prefixes), deepest), self._script.other)
+        confidence = np.full(tokens.shape, 0.5)
+        for row, prefix in enumerate(prefixes):
+            text, place, chance = self._script.draw(prefix)
+            kept = int((chance < text.reach(place, deepest, blocks=self._blocks)).sum())
+            tokens[row, :kept] = self._script.after(prefix, kept)
+            known = text.confidence[place : place + deepest]
+            confidence[row, : len(known)] = known
+        ctx.limit_depths(depth)
+        for position, column in enumerate(tokens.T):
+            ctx.distribution(one_hot(torch.from_numpy(column), self.vocab_size).float())
+            depth = ctx.depths(torch.from_numpy(confidence[:, position]))
+            if (depth <= position + 1).all():
+                break
+        drafted = torch.from_numpy(tokens[:, : depth.max()])
+        return DraftProposal(drafted, depth, Distributions(point_masses=drafted))
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Feed nodes; see `Cursor`."""
-        on = self._on.gather(1, parents) & (tokens == self._tokens[:, self._depth, None])
-        self._on, self._depth = torch.cat([self._on, on], 1), self._depth + 1
-        return self._ranked(on)
-
-    def _ranked(self, on: Tensor) -> Tensor:
-        """Return the logits after nodes [B, M] at the present depth."""
-        token, rank = self._tokens[:, self._depth], self._ranks[:, self._depth]
-        logits = self._others.repeat(*on.shape, 1)
-        places = token[:, None, None].expand(*on.shape, 1)
-        found = torch.where(on & (rank < _OTHERS)[:, None], -2.0 * rank[:, None], -1e3)
-        return logits.scatter(-1, places, found[..., None])
-
-
-def _others(confidence: Tensor, vocab_size: int) -> Tensor:
-    """Return the mass of all tokens but the drafted one that makes a draft so confident.
-
-    Confidence is 1 - sqrt(.2 H) with H the entropy; see `DraftContext`.
-    """
-    share = np.linspace(1e-9, 0.99, 4096)
-    entropy = -share * np.log(share / (vocab_size - 1)) - (1 - share) * np.log1p(-share)
-    wanted = (1 - confidence.double().numpy()) ** 2 / 0.2
-    return torch.from_numpy(np.interp(wanted, entropy, share))
+    def _trees(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> DraftProposal:
+        """Propose trees whose nodes have as many children at each depth as the plan says."""
+        assert plan.tree is not None
+        assert plan.tree.children is not None
+        levels, nodes = list[NDArray[np.int64]](), np.zeros(1, dtype=np.int64)
+        for children in plan.tree.children[: plan.deepest]:
+            levels.append(np.repeat(nodes, children))
+            nodes = nodes[-1] + 1 + np.arange(len(levels[-1]))
+        parents = np.concatenate(levels)
+        tokens = np.full((len(prefixes), len(parents)), self._script.other)
+        for row, prefix in enumerate(prefixes):
+            node = 0
+            for level, token in enumerate(self._script.after(prefix, int(plan.depth[row]))):
+                siblings = np.flatnonzero(parents == node)
+                text, place, chance = self._script.draw(prefix, level)
+                kept = [among > chance for among in text.among[place][: len(siblings)]]
+                if not any(kept):
+                    break
+                node = int(siblings[kept.index(True)]) + 1
+                tokens[row, node - 1] = token
+        drafted = torch.from_numpy(tokens)
+        made = Distributions(point_masses=drafted)
+        return DraftProposal(drafted, plan.lengths, made, np.tile(parents, (len(prefixes), 1)))

@@ -134,10 +134,9 @@ def grid(
     A depth of None is adaptive.
     """
     shapes = [shape_of("trees", tree) for tree in trees]
-    chains = [Candidate(*each) for each in product(drafters, methods, depths)]
     branching = [
         Candidate(drafter, method, len(shape), shape)
         for drafter, method, shape in product(drafters, methods, shapes)
         if drafter != "ngram"
     ]
-    return [*chains, *branching]
+    return [*(Candidate(*each) for each in product(drafters, methods, depths)), *branching]

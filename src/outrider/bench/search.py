@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
-from statistics import fmean, median
+from statistics import median
 from time import perf_counter
-from typing import Any, TypeVar
 
 import numpy as np
 
-from .. import Pair, SpeculativeDecoder, SuffixDrafter
+from .. import Pair, SpeculativeDecoder
 from ..config.params import WITH_MODEL
-from ..engine.methods import make_drafter
 from ..engine.metrics import SpeculationMetrics
 from ..errors import InvalidConfigError
 from .costs import DEPTHS, Costs, Timing, cycle
-from .forecast import Forecast, Stretch, chosen
+from .forecast import Forecast, chosen, schedule
 from .options import Progress, TuneOptions
-from .race import Lane, OutriderRunner, config_of, drafter_of
+from .race import Enough, Lane, OutriderRunner, config_of
 from .records import PLAIN, Candidate, Measurement, Prompt, Workload
 from .replay import Replay
 from .run import grid
-from .texts import Text, ended, written
+from .speedup import Stretch
+from .texts import LEAST, Text, written
 from .trial import Trial, TrialRace
-
-Item = TypeVar("Item")
 
 TOGETHER = 4
 """So many texts are written at once."""
@@ -38,9 +34,6 @@ WRITING, CURVES = 0.4, 0.55
 
 CYCLE = 2 * (sum(DEPTHS) + len(DEPTHS)) + 4
 """Tokens that two rounds of each depth take at most."""
-
-LEAST = 16
-"""Tokens of a text that say something."""
 
 REPEATS = 100
 """So often the prompts are raced at most."""
@@ -63,7 +56,6 @@ class Search:
 
     Attributes:
         costs: of rounds, by temperature and whether a model drafts.
-        curves: of rounds at rising batch sizes, by whether a model drafts.
         measurements: of the race.
     """
 
@@ -73,19 +65,21 @@ class Search:
         self._options, self._pair, self._workload = options, pair, workload
         self._report = report
         self._start, self._step = perf_counter(), ""
-        self._context: list[int] = []
-        self._most = 0
         self._texts: list[Text] = []
         self._forecasts: list[Forecast] = []
         self._raced: dict[Candidate, list[Stretch]] = {}
         self._timings: dict[tuple[float, bool], Timing] = {}
+        self._curves: dict[bool, list[Costs]] = {}
         self.costs: dict[tuple[float, bool], Costs] = {}
-        self.curves: dict[bool, list[Costs]] = {}
         self.measurements: list[Measurement] = []
 
     def run(self) -> None:
-        """Time rounds, write texts, predict, and race the best as long as time is left."""
-        self._time()
+        """Time rounds, write texts, predict, and race the best as long as time is left.
+
+        Raises:
+            InvalidConfigError: the model's context has no room to time rounds in.
+        """
+        self._time(self._options.temp[0])
         self._write()
         self._timings.clear()
         found = self.forecasts()
@@ -112,7 +106,7 @@ class Search:
 
     def forecasts(self) -> list[Forecast]:
         """Predict all configurations from the texts and costs so far, the fastest first."""
-        texts, done = self._usable(), {each.candidate for each in self._forecasts}
+        texts, done = self._usable, {each.candidate for each in self._forecasts}
         for candidate in candidates(self._options) if texts and self.costs else ():
             late = candidate.depth is not None and self._gone() > 1
             if candidate not in done and not late and self._predictable(candidate):
@@ -136,37 +130,43 @@ class Search:
             return True
         return model.steps(2) == 2 and (model.branches or not candidate.tree)
 
+    @property
     def _usable(self) -> list[Text]:
-        """Return the texts that say something: of two tokens, or not at their end of some more."""
-        least = {True: 2, False: LEAST}
-        return [
-            text
-            for text in self._texts
-            if len(text.token_ids) >= least[ended(text, self._pair.target)]
-        ]
+        return [text for text in self._texts if text.usable]
+
+    @property
+    def short(self) -> bool:
+        """Whether the target ended all texts so far at once."""
+        return any(text.ended for text in self._texts) and not self._usable
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """What was not predicted, and why."""
         model = self._pair.model_drafter
-        usable = {text.prompt.name for text in self._usable()}
-        short = [text for text in self._texts if ended(text, self._pair.target)]
-        names = dict.fromkeys(text.prompt.name for text in short if text.prompt.name not in usable)
-        said = [f"{name}: the target ends it at once" for name in names]
+        usable = {text.prompt.name for text in self._usable}
+        ended = dict.fromkeys(text.prompt.name for text in self._texts if text.ended)
+        said = [f"{name}: the target ends it at once" for name in ended if name not in usable]
         if model is not None and model.steps(2) != 2:
             said.append("the draft head: it drafts blocks, which outrider bench measures")
         return tuple(said)
 
     def _forecast(self, candidate: Candidate, texts: Sequence[Text]) -> Forecast:
         """Predict what a configuration and plain decoding take for texts."""
-        stretches: list[Stretch] = []
-        batch, model_s, found = self._options.batch, 0.0, list[SpeculationMetrics]()
+        stretches, model_s, found = list[Stretch](), 0.0, list[SpeculationMetrics]()
         for temperature in self._options.temp:
             own = [text for text in texts if text.temperature == temperature]
             own.sort(key=lambda text: self._workload.prompts.index(text.prompt))
             if own:
-                replay = self._replay(candidate, own)
-                stretches += [_stretch(temperature, *each) for each in replay.run(batch)]
+                near = min((at for at, _ in self.costs), key=lambda at: abs(at - temperature))
+                replay = Replay(
+                    own,
+                    candidate.drafter,
+                    config_of(candidate),
+                    self.costs[near, False],
+                    self.costs.get((near, True)),
+                    self._pair.target.token_ratio,
+                )
+                stretches += replay.run(self._options.batch)
                 model_s += replay.model_s
                 found.append(replay.metrics)
         rounds = sum(each.rounds for each in found)
@@ -174,21 +174,31 @@ class Search:
         drafted = sum(each.draft_rounds for each in found) / rounds
         return Forecast(candidate, tuple(stretches), model_s, length, drafted)
 
-    def _replay(self, candidate: Candidate, texts: Sequence[Text]) -> Replay:
-        """Make what decodes texts of one temperature again."""
+    def _time(self, temperature: float) -> None:
+        """Time rounds of each depth once more; at first, which is cold, twice if there is time."""
+        models = (False, True)[: 1 + (self._pair.model_drafter is not None)]
+        cold = (temperature, False) not in self._timings
+        for model in models if cold else ():
+            depths = DEPTHS[: -1 if model else None]
+            timing = self._timing(temperature, self._options.batch, depths, model=model)
+            self._timings[temperature, model] = timing
+        own = {(temperature, model): self._timings[temperature, model] for model in models}
+        for _ in range(1 + cold):
+            self._say(f"timing rounds of each depth, temperature {temperature:g}")
+            cycle(list(own.values()), self._late)
+            self.costs |= {key: each.costs for key, each in own.items()}
+            if self._gone() >= WRITING / 2:
+                return
 
-        def drafter(model: Any) -> Any:
-            suffix = SuffixDrafter(max_pool_tokens=0)
-            return make_drafter(candidate.drafter, self._pair.target, model, suffix=suffix)
+    def _late(self) -> bool:
+        """Report how far time has gone, and whether it is late to go on timing rounds."""
+        self._say()
+        return self._gone() > WRITING
 
-        apart = {each: abs(each - texts[0].temperature) for each, _ in self.costs}
-        near = min(apart, key=lambda each: apart[each])
-        rounds, drawn = self.costs[near, False], self.costs.get((near, True))
-        ratio = self._pair.target.token_ratio
-        return Replay(texts, drafter, config_of(candidate), rounds, drawn, ratio)
-
-    def _time(self) -> None:
-        """Begin to time rounds of each depth, without a model's drafts and with them.
+    def _timing(
+        self, temperature: float, rows: int, depths: Sequence[int], *, model: bool
+    ) -> Timing:
+        """Prepare to time rounds at the context asked for, or as long as prompts are.
 
         Raises:
             InvalidConfigError: the model's context has no room for that.
@@ -201,71 +211,53 @@ class Search:
         if context > most:
             expected = f"at most {most}: rounds are timed with {CYCLE} tokens more"
             raise InvalidConfigError("context", context, expected)
-        self._context = np.resize(np.concatenate(prompts), context).tolist()
-        self._most = int(min(64 * len(DEPTHS), room - context))
-        self._begin(options.temp[0])
-
-    def _begin(self, temperature: float) -> None:
-        """Make what times rounds at a temperature, and time them twice: the first time is cold.
-
-        Once where that has taken long.
-        """
-        self._timings |= {
-            (temperature, model): self._timing(
-                temperature, self._options.batch, DEPTHS[: -1 if model else None], model=model
-            )
-            for model in (False, True)[: 1 + (self._pair.model_drafter is not None)]
-        }
-        self._again(temperature)
-        if self._gone() < WRITING / 2:
-            self._again(temperature)
-
-    def _again(self, temperature: float) -> None:
-        """Time rounds of each depth once more."""
-        self._say(f"timing rounds of each depth, temperature {temperature:g}")
-        own = {key: each for key, each in self._timings.items() if key[0] == temperature}
-        cycle(list(own.values()), self._late)
-        self.costs |= {key: each.costs for key, each in own.items()}
-
-    def _late(self) -> bool:
-        """Report how far time has gone, and whether it is late to go on timing rounds."""
-        self._say()
-        return self._gone() > WRITING
-
-    def _timing(
-        self, temperature: float, rows: int, depths: Sequence[int] = DEPTHS, *, model: bool
-    ) -> Timing:
-        """Prepare to time rounds at the context asked for."""
-        target = self._pair.target.fresh(rows)
-        candidate = Candidate("draft_model") if model else PLAIN
-        drafter = drafter_of(candidate, self._pair, target, rows)
-        params = replace(self._options.sampling(temperature), max_tokens=self._most)
-        return Timing(target, drafter, self._context, params, rows, depths)
+        tokens = int(min(64 * len(DEPTHS), room - context))
+        drafter = self._pair.model_drafter
+        return Timing(
+            self._pair.target.fresh(rows),
+            drafter.fresh(rows) if drafter is not None and model else None,
+            np.resize(np.concatenate(prompts), context).tolist(),
+            replace(options.sampling(temperature), max_tokens=tokens),
+            rows,
+            depths,
+        )
 
     def _curve(self, model: bool) -> None:
         """Time rounds at the batch sizes of a schedule, as long as there is time."""
         self._say("timing rounds of larger batches")
         known = self.costs[self._options.temp[0], model]
+        found = self._curves.setdefault(model, [])
         for rows in sorted({1, *self._options.schedule}) if self._options.export else ():
             if rows == known.rows:
-                self.curves.setdefault(model, []).append(known)
+                found.append(known)
             elif self._gone() < (1 if rows == 1 else CURVES):
                 timing = self._timing(self._options.temp[0], rows, (0, 1, 2, 4, 8), model=model)
                 for _ in range(3):
                     cycle([timing], self._late)
-                self.curves.setdefault(model, []).append(timing.costs)
+                found.append(timing.costs)
+
+    def schedule(self, best: Candidate) -> tuple[tuple[int, int], ...]:
+        """Return batch sizes that were timed, and the best fixed depth for a drafter at each."""
+        drafter, model = best.drafter, self._pair.model_drafter
+        if drafter in WITH_MODEL and model is not None and model.hidden_layers:
+            return ()  # a head has another name in each engine
+        tried = {each.candidate.drafter for each in self._forecasts}
+        if drafter == "hybrid" and "draft_model" in tried:
+            drafter = "draft_model"  # other engines have no hybrid
+        return schedule(self._forecasts, drafter, self._curves.get(drafter in WITH_MODEL, ()))
 
     def _write(self) -> None:
         """Write a text for each prompt at each temperature, as long as there is time."""
-        target = self._pair.target.fresh(TOGETHER)
-        model = Candidate("draft_model" if self._pair.model_drafter else "none")
-        decoder = SpeculativeDecoder(target, drafter_of(model, self._pair, target, TOGETHER))
-        jobs, trees = self._jobs(), [each.tree or () for each in candidates(self._options)]
-        children = max((most for tree in trees for most in tree), default=0)
-        for place, group in enumerate(_groups(jobs, TOGETHER)):
-            self._say(f"decoding plainly, {len(self._texts)} of {len(jobs)} texts{self._kept()}")
-            prompts, temps = zip(*group, strict=True)
-            params = list(map(self._options.sampling, temps))
+        model, temps = self._pair.model_drafter, self._options.temp
+        drafter = None if model is None else model.fresh(TOGETHER)
+        decoder = SpeculativeDecoder(self._pair.target.fresh(TOGETHER), drafter)
+        tried = candidates(self._options)
+        children = max((most for each in tried for most in each.tree or ()), default=0)
+        texts = len(self._workload.prompts) * len(temps)
+        for place, group in enumerate(self._groups()):
+            self._say(f"decoding plainly, {len(self._texts)} of {texts} texts")
+            params = [self._options.sampling(temperature) for _, temperature in group]
+            prompts = [prompt for prompt, _ in group]
             for turn, found in enumerate(written(decoder, prompts, params, children), 1):
                 self._say()
                 if turn == 1:
@@ -274,67 +266,56 @@ class Search:
                     break
             if self._gone() > WRITING:
                 break
-            temperature = self._options.temp[(place + 1) % len(self._options.temp)]
-            if (temperature, False) in self._timings:
-                self._again(temperature)
-            else:
-                self._begin(temperature)
+            self._time(temps[(place + 1) % len(temps)])
 
-    def _kept(self) -> str:
-        """Say how much of what the draft model would have drafted is kept so far."""
-        shares = [min(each, 1.0) for text in self._texts for each in text.ratios]
-        known = shares and self._pair.model_drafter is not None
-        return f"; {fmean(shares):.0%} of the draft model's tokens are kept" if known else ""
-
-    def _jobs(self) -> list[tuple[Prompt, float]]:
-        """Pair prompts with temperatures, so that prompts of a group differ."""
-        temps = self._options.temp
+    def _groups(self) -> list[list[tuple[Prompt, float]]]:
+        """Pair all prompts with all temperatures, in groups in which prompts differ."""
+        prompts, temps = self._workload.prompts, self._options.temp
         return [
-            (prompt, temps[(place + shift) % len(temps)])
-            for group in _groups(self._workload.prompts, TOGETHER)
+            [
+                (prompt, temps[(place + shift) % len(temps)])
+                for place, prompt in enumerate(prompts[first : first + TOGETHER])
+            ]
+            for first in range(0, len(prompts), TOGETHER)
             for shift in range(len(temps))
-            for place, prompt in enumerate(group)
         ]
 
     def _race(self, finalists: Sequence[Candidate]) -> None:
         """Race the best beside plain decoding, at all temperatures in turn."""
-        batch, temps = self._options.batch, self._options.temp
-        for place, temperature in enumerate(temps):
-            if self._gone() >= 1:
-                return
-            share = self._gone() + (1 - self._gone()) / (len(temps) - place)
-            tokens = self._affordable(share - self._gone(), 1 + len(finalists))
+        options, lanes = self._options, (PLAIN, *finalists)
+        labels = " and ".join(each.label for each in finalists)
+        for place, temperature in enumerate(options.temp):
+            gone = self._gone()
+            share = (1 - gone) / (len(options.temp) - place)
+            # What all lanes can decode twice.
+            plain = next(iter(self.costs.values())).plain
+            room = share * options.budget / (2 * len(lanes) * plain)
+            tokens = int(min(options.max_tokens, room))
             if tokens < LEAST:
                 return
-            labels = " and ".join(each.label for each in finalists)
             self._say(f"racing {labels} beside plain decoding, temperature {temperature:g}")
             trial = Trial(
                 workload=replace(self._workload, prompts=self._known(temperature)),
-                sampling=replace(self._options.sampling(temperature), max_tokens=tokens),
-                batch=batch,
+                sampling=replace(options.sampling(temperature), max_tokens=tokens),
+                batch=options.batch,
                 repeats=REPEATS,
             )
-            field = [OutriderRunner.of(each, self._pair, batch) for each in (PLAIN, *finalists)]
-            race = TrialRace(trial, field, partial(self._until, share))
+            field = [OutriderRunner.of(each, self._pair, options.batch) for each in lanes]
+            race = TrialRace(trial, field, partial(self._until, gone + share))
             try:
-                with suppress(_TimeIsUp):
-                    race.run()
+                race.run()
             finally:
-                self._keep(trial, race.measurements())
-
-    def _affordable(self, share: float, lanes: int) -> int:
-        """Return how many tokens of a text so many lanes can race twice in a part of the budget."""
-        plain = next(iter(self.costs.values())).plain
-        room = share * self._options.budget / (2 * lanes * plain)
-        return int(min(self._options.max_tokens, room))
+                self.measurements += race.measurements()
+                for runner in field[1:]:
+                    self._raced.setdefault(runner.candidate, []).extend(race.compared(runner))
 
     def _known(self, temperature: float) -> tuple[Prompt, ...]:
         """Return the prompts of usable texts, to be gone on with as far as these."""
-        known = {text.prompt.name for text in self._usable()}
+        known = {text.prompt.name for text in self._usable}
         ends = {
             text.prompt.name: len(text.token_ids)
-            for text in self._usable()
-            if text.temperature == temperature and ended(text, self._pair.target)
+            for text in self._usable
+            if text.temperature == temperature and text.ended
         }
         return tuple(
             replace(each, max_tokens=ends.get(each.name))
@@ -342,42 +323,7 @@ class Search:
             if each.name in known
         )
 
-    def _until(self, share: float, _lanes: Sequence[Lane]) -> None:
+    def _until(self, part: float, _lanes: Sequence[Lane]) -> None:
         self._say()
-        if self._gone() > share:
-            raise _TimeIsUp
-
-    def _keep(self, trial: Trial, found: Sequence[Measurement]) -> None:
-        """Keep what a race measured, as far as it came."""
-        self.measurements += found
-        for own in found[1:]:
-            rows = zip(
-                trial.stretches * trial.repeats,
-                own.tokens,
-                found[0].seconds,
-                own.seconds,
-                strict=False,
-            )
-            self._raced.setdefault(own.candidate, []).extend(
-                _stretch(trial.sampling.temperature, *each) for each in rows
-            )
-
-
-class _TimeIsUp(Exception):
-    """The budget is gone."""
-
-
-def _stretch(
-    temperature: float, prompts: Sequence[Prompt], tokens: int, plain: float, drafting: float
-) -> Stretch:
-    """Name a batch of prompts, with the tokens emitted and the seconds for it."""
-    kinds = {prompt.kind for prompt in prompts}
-    kind = kinds.pop() if len(kinds) == 1 else "mixed text"
-    return Stretch(
-        temperature, " + ".join(each.name for each in prompts), kind, tokens, plain, drafting
-    )
-
-
-def _groups(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    """Cut items into groups of a size; the last may be smaller."""
-    return [items[first : first + size] for first in range(0, len(items), size)]
+        if self._gone() > part:
+            raise Enough

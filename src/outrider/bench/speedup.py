@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, inf, sqrt
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .records import Prompt
 
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -29,26 +33,70 @@ class Speedup:
         return ((self.low or 0.0) > 1) - ((self.high or inf) < 1)
 
 
-def speedup(
-    plain_s: Sequence[float], other_s: Sequence[float], distinct: int | None = None
-) -> Speedup:
-    """Compare a speed with plain decoding's, on the same stretches and for as many tokens.
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A batch of texts, and the seconds for it, decoded plainly and with drafts.
 
-    The standard error of the ratio's logarithm is the jackknife's over stretches, which are left
-    out in pairs, since both ways of decoding met the same prompt and the same noise; the interval
-    is Student's t with n - 1 degrees of freedom. Repeats of a stretch say nothing of other
-    prompts, and are added up before: stretches come again after `distinct` of them.
+    Attributes:
+        temperature: of the texts.
+        name: of their prompts.
+        kind: of text.
+        tokens: that were emitted, of all texts together.
+        plain, drafting: seconds without and with drafts.
+    """
+
+    temperature: float
+    name: str
+    kind: str
+    tokens: int
+    plain: float
+    drafting: float
+
+    @property
+    def place(self) -> tuple[str, float]:
+        """Which texts these are: all that have it are the same, decoded again."""
+        return self.name, self.temperature
+
+    @staticmethod
+    def of(
+        temperature: float, prompts: Sequence[Prompt], tokens: int, plain: float, drafting: float
+    ) -> Stretch:
+        """Name a stretch by its prompts."""
+        name = " + ".join(prompt.name for prompt in prompts)
+        kinds = {prompt.kind for prompt in prompts}
+        kind = kinds.pop() if len(kinds) == 1 else "mixed text"
+        return Stretch(temperature, name, kind, tokens, plain, drafting)
+
+
+def gain(stretches: Sequence[Stretch]) -> Speedup:
+    """Return the ratio of speeds, each text counted once, however often it was decoded.
+
+    Texts that go on from one prompt count as one.
+    """
+    texts: dict[tuple[str, float], list[tuple[float, float]]] = {}
+    for each in stretches:
+        texts.setdefault(each.place, []).append((each.plain, each.drafting))
+    prompts: dict[str, Any] = {}
+    for (name, _), seconds in texts.items():
+        prompts[name] = prompts.get(name, 0.0) + np.mean(seconds, 0)
+    return speedup(*np.array(list(prompts.values())).T.tolist())
+
+
+def speedup(plain_s: Sequence[float], other_s: Sequence[float]) -> Speedup:
+    """Compare a speed with plain decoding's, on the same prompts and for as many tokens.
+
+    The standard error of the ratio's logarithm is the jackknife's over prompts, which are left out
+    in pairs, since both ways of decoding met the same prompt and the same noise; the interval is
+    Student's t with n - 1 degrees of freedom.
     """
     each = np.array([plain_s, other_s], dtype=float)
-    count = min(distinct or each.shape[1], each.shape[1])
-    sums = np.stack([each[:, first::count].sum(1) for first in range(count)], 1)
-    plain, other = sums.sum(1)
+    plain, other = each.sum(1)
+    ratio, count = float(plain / other), each.shape[1]
     if count < 2:
-        return Speedup(float(plain / other))
-    without = (plain - sums[0]) / (other - sums[1])
+        return Speedup(ratio)
+    without = (plain - each[0]) / (other - each[1])
     error = sqrt((count - 1) * np.log(without).var())
     margin = exp(min(t_quantile(count - 1) * error, 700.0))
-    ratio = float(plain / other)
     return Speedup(ratio, ratio / margin, ratio * margin)
 
 

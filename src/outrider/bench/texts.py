@@ -20,15 +20,17 @@ from torch import Tensor
 
 from .. import SamplingParams, SpeculativeDecoder
 from ..drafters.base import DraftContext, nothing_drafted
-from ..engine.compatibility import parts_of
 from ..policies.confidence import ConfidenceRule
-from ..runtimes.base import Runtime
 from ..sampling.batch import Batch
 from ..sampling.distributions import distributions
 from ..types.records import Distributions, DraftPlan, DraftProposal, DraftTree
 from .records import Prompt
 
 Floats = NDArray[np.float64]
+
+
+LEAST = 16
+"""Tokens of a text that say something, where the target did not end it."""
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class Text:
         among: for each, how likely it would have been kept as one of 1, 2, ... children of the node
             before it in a tree; empty if no trees are tried.
         prefill_s: seconds that the draft took for the prompt.
+        ended: whether its last token is one that ends texts.
     """
 
     prompt: Prompt
@@ -53,6 +56,12 @@ class Text:
     confidence: list[float] = field(default_factory=list)
     among: list[list[float]] = field(default_factory=list)
     prefill_s: float = 0.0
+    ended: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether it says something: it has two tokens, or some more if it has not ended."""
+        return len(self.token_ids) >= (2 if self.ended else LEAST)
 
     def reach(self, place: int, depth: int, *, blocks: bool) -> Floats:
         """Return the probability that a draft keeps at least 1, 2, ... tokens.
@@ -80,7 +89,7 @@ def written(
 ) -> Iterator[list[Text]]:
     """Write texts together, a token of each a turn, with the draft model looking on.
 
-    They end as the target ends them; see `ended`.
+    They end as the target ends them.
 
     Args:
         decoder: a target, and a drafter with a model or none; it decodes nothing itself.
@@ -92,20 +101,12 @@ def written(
         The same texts after each token.
     """
     pairs = list(zip(prompts, params, strict=True))
-    for part in parts_of(decoder.target, decoder.drafter):
-        if isinstance(part, Runtime):
-            part.reset()
     states = [decoder.start(list(prompt.token_ids), asked)[0] for prompt, asked in pairs]
     found = [Text(prompt, asked.temperature) for prompt, asked in pairs]
     try:
-        for turn in range(max(asked.max_tokens for asked in params)):
-            live = [
-                row
-                for row, asked in enumerate(params)
-                if turn < asked.max_tokens and not ended(found[row], decoder.target)
-            ]
-            if not live:
-                return
+        while live := [
+            row for row, text in enumerate(found) if states[row].remaining and not text.ended
+        ]:
             batch = decoder.pack(states[row] for row in live)
             start = perf_counter()
             drafted, confidence = _drafted(decoder, batch, 0)
@@ -115,9 +116,7 @@ def written(
             among: list[list[float]] = []
             if children:
                 siblings = _drafted(decoder, batch, children)[0].tokens
-                sampled = [not pairs[row][1].greedy for row in live]
-                drawn = torch.tensor(sampled, device=siblings.device)
-                among = _among(siblings, drafted.distributions, tokens, ratios, drawn).tolist()
+                among = _among(siblings, drafted.distributions, tokens, ratios, batch).tolist()
             prompted = sum(state.prompt_length for state in batch.states)
             for place, row in enumerate(live):
                 text, state, token = found[row], states[row], int(tokens[place])
@@ -125,18 +124,14 @@ def written(
                 text.ratios.append(float(ratios[place]))
                 text.confidence.append(confidence[place])
                 text.among += among[place : place + 1]
-                if turn == 0:
+                text.ended = token in decoder.target.eos_token_ids
+                if not state.round:
                     text.prefill_s = seconds * state.prompt_length / prompted
                 longer = state.prefix.extended([token])
                 states[row] = replace(state, prefix=longer, depths=(*state.depths, 0))
             yield found
     finally:
         decoder.release(states, discard=True)
-
-
-def ended(text: Text, target: Runtime) -> bool:
-    """Say whether a text's last token is one that ends texts."""
-    return bool(text.token_ids) and text.token_ids[-1] in target.eos_token_ids
 
 
 @torch.inference_mode()
@@ -174,7 +169,7 @@ def _drawn(decoder: SpeculativeDecoder, batch: Batch) -> tuple[Distributions, Te
 
 
 def _among(
-    siblings: Tensor, made: Distributions | None, tokens: Tensor, ratios: Tensor, drawn: Tensor
+    siblings: Tensor, made: Distributions | None, tokens: Tensor, ratios: Tensor, batch: Batch
 ) -> Tensor:
     """Return how likely tokens are kept among 1, 2, ... C children, float64 [B, C].
 
@@ -187,11 +182,13 @@ def _among(
         made: q, for [B, 1].
         tokens: of the text, int64 [B].
         ratios: q / p of each, float64 [B].
-        drawn: which rows are above temperature 0, bool [B].
+        batch: the rows, some of which may be at temperature 0.
     """
     there = siblings == tokens[:, None]
     if made is None or made.probs is None:
         return there.cumsum(1).clamp(max=1).double()
+    sampled = [not state.params.greedy for state in batch.states]
+    drawn = torch.tensor(sampled, device=siblings.device)
     there[drawn, 0] = False
     likeliest = made.probs[:, 0].gather(-1, siblings[:, 1:]).double().cumsum(1)
     left = 1 - torch.nn.functional.pad(likeliest, (1, 0))

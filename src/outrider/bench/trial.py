@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import ceil
 
 import torch
 
@@ -12,9 +12,9 @@ from .. import SamplingParams
 from ..drafters.base import nothing_drafted
 from ..errors import InvalidConfigError
 from ..types.prefix import Prefix
-from .race import Run, Runner, Tokens, Watch, race
-from .records import Measurement, Prompt, Workload
-from .speedup import Speedup, speedup
+from .race import Enough, Run, Runner, Tokens, Watch, race
+from .records import Measurement, Prompt, Workload, trial_label
+from .speedup import Speedup, Stretch, gain
 
 WARM_UP = 8
 """Tokens that every candidate decodes before it is timed."""
@@ -39,9 +39,8 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """For those who wait."""
-        batch = f", batch {self.batch}" if self.batch > 1 else ""
-        return f"{self.workload.name}, temperature {self.sampling.temperature:g}{batch}"
+        """Names it as `Measurement.trial` does."""
+        return trial_label(self.workload.name, self.sampling.temperature, self.batch)
 
     @property
     def stretches(self) -> list[tuple[Prompt, ...]]:
@@ -49,7 +48,7 @@ class Trial:
         prompts = self.workload.prompts
         return [
             tuple(prompts[(first + place) % len(prompts)] for place in range(self.batch))
-            for first in range(0, self.batch * ceil(len(prompts) / self.batch), self.batch)
+            for first in range(0, len(prompts), self.batch)
         ]
 
     def params(self, prompts: Sequence[Prompt]) -> list[SamplingParams]:
@@ -59,7 +58,7 @@ class Trial:
 
 
 class TrialRace:
-    """A trial on its way: stretch by stretch, until all are measured or an interrupt.
+    """A trial on its way: stretch by stretch, until all are measured, `Enough` or an interrupt.
 
     The first runner decodes plainly. One that fails is dropped and named in `failed`; what it did
     does not count.
@@ -70,8 +69,7 @@ class TrialRace:
         self.failed: dict[Runner, str] = {}
         self._watch = watch
         self._runners = list(runners)
-        self._stretches = trial.stretches * trial.repeats
-        self._done: list[dict[Runner, Run]] = []
+        self._done: list[tuple[Sequence[Prompt], dict[Runner, Run]]] = []
 
     def run(self, done: Callable[[], object] = lambda: None) -> None:
         """Warm up, then decode all stretches; `done` is called after each."""
@@ -84,10 +82,11 @@ class TrialRace:
         for runner in self._runners:
             if runner.decoder is not None:
                 runner.decoder.reset_metrics()
-        for index, prompts in enumerate(self._stretches):
-            # All of a stretch counts, or an interrupt leaves it undone and nothing does.
-            self._done.append(self._race(prompts, index, self._watch))
-            done()
+        with suppress(Enough):
+            for index, prompts in enumerate(self.trial.stretches * self.trial.repeats):
+                # All of a stretch counts, or an interrupt leaves it undone and nothing does.
+                self._done.append((prompts, self._race(prompts, index, self._watch)))
+                done()
 
     def _race(
         self, prompts: Sequence[Prompt], seed: int = 0, watch: Watch | None = None
@@ -105,37 +104,45 @@ class TrialRace:
         """Return what it comes to: one measurement a candidate, none if no stretch was finished."""
         return [self._measurement(runner) for runner in self._runners if self._done]
 
-    def _measurement(self, runner: Runner) -> Measurement:
-        trial = self.trial
-        runs = [done[runner] for done in self._done]
-        plain = [done[self._runners[0]] for done in self._done]
-        identical, errors = None, tuple[str, ...]()
-        if trial.sampling.temperature == 0 and not runner.candidate.lossy:
-            pairs = list(zip(runs, plain, strict=True))
-            identical = sum(run.token_ids == right.token_ids for run, right in pairs)
-            errors = tuple(
-                self._error(*each)
-                for prompts, (run, right) in zip(self._stretches, pairs, strict=False)
-                for each in zip(prompts, run.token_ids, right.token_ids, strict=True)
-                if each[1] != each[2]
+    def compared(self, runner: Runner) -> list[Stretch]:
+        """Return the finished stretches, decoded plainly and by a runner."""
+        temperature, plain = self.trial.sampling.temperature, self._runners[0]
+        return [
+            Stretch.of(
+                temperature, prompts, runs[runner].tokens, runs[plain].seconds, runs[runner].seconds
             )
-        found = Measurement(
+            for prompts, runs in self._done
+        ]
+
+    def _measurement(self, runner: Runner) -> Measurement:
+        trial, first = self.trial, self._runners[0]
+        found = [(prompts, runs[runner], runs[first]) for prompts, runs in self._done]
+        identical, errors = None, list[str]()
+        if trial.sampling.temperature == 0 and not runner.candidate.lossy:
+            identical = sum(run.token_ids == plain.token_ids for _, run, plain in found)
+            errors = [
+                self._error(*each)
+                for prompts, run, plain in found
+                for each in zip(prompts, run.token_ids, plain.token_ids, strict=True)
+                if each[1] != each[2]
+            ]
+        whole = all(
+            run.tokens == plain.tokens == sum(each.max_tokens for each in trial.params(prompts))
+            for prompts, run, plain in found
+        )
+        speedup = Speedup(1.0) if runner is first else gain(self.compared(runner))
+        return Measurement(
             candidate=runner.candidate,
             workload=trial.workload.name,
             temperature=trial.sampling.temperature,
             batch=trial.batch,
-            seconds=tuple(run.seconds for run in runs),
-            tokens=tuple(run.tokens for run in runs),
-            speedup=None,
+            seconds=tuple(run.seconds for _, run, _ in found),
+            tokens=tuple(run.tokens for _, run, _ in found),
+            speedup=speedup if whole else None,
             identical=identical,
             errors=tuple(filter(None, errors)),
-            metrics=runs[-1].metrics,
+            metrics=found[-1][1].metrics,
         )
-        asked = [sum(each.max_tokens for each in trial.params(one)) for one in self._stretches]
-        if not list(found.tokens) == [run.tokens for run in plain] == asked[: len(runs)]:
-            return found
-        gain = speedup([run.seconds for run in plain], found.seconds, len(trial.stretches))
-        return replace(found, speedup=Speedup(1.0) if runner is self._runners[0] else gain)
 
     def _error(self, prompt: Prompt, found: Tokens, expected: Tokens) -> str:
         """Say where an output first differs from the greedy one; "" if rounding explains it."""

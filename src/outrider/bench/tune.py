@@ -7,16 +7,15 @@ race of the two best beside plain decoding, which says how far the predictions w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..config.params import WITH_MODEL
 from ..errors import InvalidConfigError, OutriderError
 from .costs import Costs
-from .engine_flags import Export, export
+from .engine_flags import Export, Schedule, export
 from .environment import environment
-from .forecast import Forecast, basis, before_texts, chosen, schedule, verdict
+from .forecast import Forecast, basis, chosen, verdict
 from .options import Progress, TuneOptions, silent
 from .race import config_of
 from .records import PLAIN, Candidate, Measurement
@@ -24,6 +23,9 @@ from .run import prepared
 from .search import Search, candidates
 from .trial import fitting
 from .workloads import in_turn, mixed
+
+_SHORT = "no answer: the target ends all of these prompts at once; give others (--prompts)"
+_EARLY = "no answer yet: it ended before plain decoding had written a text to predict from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Recommendation:
     def verdict(self) -> tuple[str, ...]:
         """What to do, how sure that is, and what it rests on, in sentences."""
         if not self.forecasts:
-            return tuple(before_texts(self.costs, short=self.short))
+            return (_SHORT if self.short else _EARLY,)
         wrong = (
             f"{each.candidate.label}: {error}"
             for each in self.measurements
@@ -80,21 +82,20 @@ class Recommendation:
 
         Models and device are those of the search.
         """
-        names = ["target", "draft", "runtime", "dtype", "weights", "device"]
-        if self.candidate.drafter not in WITH_MODEL:
-            names.remove("draft")
-        given = self.environment["settings"]
+        best, given = self.candidate, self.environment["settings"]
+        names = ("target", "draft", "runtime", "dtype", "weights", "device")
         made = {name: given[name] for name in names if given.get(name) not in (None, "auto")}
-        made["method"] = self.candidate.drafter
-        if self.candidate.plain:
-            return made
-        made["depth"] = "adaptive" if self.candidate.depth is None else "fixed"
-        if self.step and self.candidate.depth is None and self.candidate.drafter in WITH_MODEL:
-            made["cost-ratio"] = round(self.step, 3)
-        if self.candidate.depth is not None:
-            made["num-speculative-tokens"] = self.candidate.depth
-        if self.candidate.tree is not None:
-            made["tree-shape"] = list(self.candidate.tree)
+        if best.drafter not in WITH_MODEL:
+            made.pop("draft", None)
+        made["method"] = best.drafter
+        if best.depth is not None:
+            made |= {"depth": "fixed", "num-speculative-tokens": best.depth}
+        elif not best.plain:
+            made["depth"] = "adaptive"
+            if self.step and best.drafter in WITH_MODEL:
+                made["cost-ratio"] = round(self.step, 3)
+        if best.tree is not None:
+            made["tree-shape"] = list(best.tree)
         return made
 
     def document(self) -> dict[str, Any]:
@@ -144,35 +145,32 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
         partial, failed = True, (f"what was to follow: {error}",)
     settings = {name: value for name, value in asdict(options).items() if value is not None}
     settings["prompts"] = list(map(str, options.prompts))
-    found = Recommendation(
-        forecasts=(forecasts := tuple(search.forecasts())),
+    forecasts = tuple(search.forecasts())
+    best = chosen(forecasts)
+    depths = () if best is None else search.schedule(best.candidate)
+    return Recommendation(
+        forecasts=forecasts,
         costs=tuple(search.costs.values()),
-        schedule=(),
+        schedule=depths,
         measurements=tuple(search.measurements),
-        exports=(),
+        exports=() if best is None else _exports(options, best.candidate.drafter, depths),
         environment=environment(facts, settings),
         skipped=(*workload.skipped, *search.left_out, *failed),
-        short=not forecasts and bool(search.left_out),
+        short=search.short,
         partial=partial,
     )
-    drafter = found.candidate.drafter
-    if drafter == "hybrid" and any(f.candidate.drafter == "draft_model" for f in found.forecasts):
-        drafter = "draft_model"  # other engines have no hybrid
-    curves = search.curves.get(drafter in WITH_MODEL, ())
-    if drafter in WITH_MODEL and pair.model_drafter and pair.model_drafter.hidden_layers:
-        curves = ()  # a head has another name in each engine
-    found = replace(found, schedule=schedule(found.forecasts, drafter, curves))
-    return replace(found, exports=tuple(_exports(options, found)))
 
 
-def _exports(options: TuneOptions, found: Recommendation) -> Iterator[Export]:
+def _exports(options: TuneOptions, drafter: str, schedule: Schedule) -> tuple[Export, ...]:
     """Write what drafts in other engines' words; they have fixed depths only."""
+    if not any(depth for _, depth in schedule):
+        return ()
     target, draft = options.target, options.draft
     if target == "demo":
         import outrider_demo as demo
 
         target, draft = str(demo.TARGET), draft or str(demo.DRAFT)
-    for system in options.export if found.schedule else ():
-        drafter = found.candidate.drafter
-        if any(depth for _, depth in found.schedule):
-            yield export(system, drafter, target=target, draft=draft, schedule=found.schedule)
+    return tuple(
+        export(system, drafter, target=target, draft=draft, schedule=schedule)
+        for system in options.export
+    )

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from ..bench import Results, TuneOptions
-from ..bench.engine_flags import NO_DEPTH, NOTE
 from .files import check_file, make_folder, replace_file
 from .flags import flags_of, listed, plain
 from .options import Output, group, titled
 from .signals import terminable
 
 if TYPE_CHECKING:
+    from ..bench.forecast import Forecast
     from ..bench.tune import Recommendation
 
 EXAMPLES = """Examples:
@@ -29,6 +29,13 @@ EXAMPLES = """Examples:
 The exit status is 1 where a lossless configuration wrote another token at temperature 0 than plain
 decoding, and their logits are further apart than rounding explains.
 """
+
+NOTE = (
+    "adaptive depth does not carry over: these are the best fixed depths by what was predicted; "
+    "costs were measured with Outrider, and another engine's are its own"
+)
+
+NO_DEPTH = "no fixed depth pays here: engines without an adaptive one do best to decode plainly"
 
 PYTHON = """pair = outrider.load(config={!r})
 decoder = outrider.SpeculativeDecoder(
@@ -114,11 +121,33 @@ def _flags(settings: Mapping[str, Any]) -> str:
     return " ".join(["outrider generate", *words])
 
 
+def _best_of_each(forecasts: Sequence[Forecast]) -> list[Forecast]:
+    """Return each drafter's first forecast, of adaptive and of fixed depths, and those raced."""
+    found: dict[tuple[str, bool], Forecast] = {}
+    for each in forecasts:
+        found.setdefault((each.candidate.drafter, each.bounded), each)
+    return [each for each in forecasts if each.raced or each in found.values()]
+
+
+def _cells(found: Forecast) -> tuple[str, ...]:
+    """Return a row of the table: the prediction, its interval, the race, and their difference."""
+    from ..bench.speedup import gain
+
+    expected = gain(found.stretches)
+    low, high = expected.low, expected.high
+    return (
+        found.candidate.label,
+        f"{expected.ratio:.2f}x",
+        "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
+        f"{gain(found.raced).ratio:.2f}x" if found.raced else "",
+        "" if found.off is None else f"{found.off - 1:+.0%}",
+    )
+
+
 def _show(found: Recommendation, color: str, saved: str | None) -> None:
     """Print what was predicted and raced, the verdict, and what to paste elsewhere."""
     from rich.text import Text
 
-    from ..bench.forecast import best_of_each
     from ..bench.tables import figures, table
     from .terminal import output
 
@@ -129,8 +158,8 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
     console.print(Text("outrider tune", "bold"), Text(", ".join(known), "dim"))
     if found.forecasts:
         shown = table("configuration", right=("predicted", "95% interval", "raced", "beside it"))
-        for each in best_of_each(found.forecasts):
-            shown.add_row(*each.cells())
+        for each in _best_of_each(found.forecasts):
+            shown.add_row(*_cells(each))
         console.print(shown)
     if found.measurements:
         console.print(Text("the race", "bold"))

@@ -7,19 +7,11 @@ from dataclasses import replace
 import pytest
 
 from outrider.bench.costs import Costs
-from outrider.bench.forecast import (
-    Forecast,
-    Stretch,
-    basis,
-    before_texts,
-    chosen,
-    schedule,
-    verdict,
-)
+from outrider.bench.forecast import Forecast, basis, chosen, schedule, verdict
 from outrider.bench.records import Candidate
+from outrider.bench.speedup import Stretch, gain
 
 SUFFIX, MODEL = Candidate("suffix", "block"), Candidate("draft_model", "block", 2)
-COSTS = Costs(0.0, 1, 200, (0, 1, 2, 4), (1.0, 1.5, 2.0, 4.0), (0.0, 0.5, 1.0, 2.0))
 
 
 def forecast(
@@ -82,8 +74,8 @@ def test_a_prediction_and_its_race_are_weighed_by_their_intervals() -> None:
     close = forecast(editing=(1.6, 1.5), code=(1.5, 1.6), raced=(1.5, 1.6))
     assert close.estimate.ratio == pytest.approx(1.55, abs=0.01)
     assert close.estimate.low is not None
-    assert close.gain().low is not None
-    assert close.estimate.low > close.gain().low  # two that agree say more than one
+    assert gain(close.stretches).low is not None
+    assert close.estimate.low > gain(close.stretches).low  # two that agree say more than one
     apart = forecast(editing=(1.5, 1.51), code=(1.49, 1.5), raced=(0.79, 0.81))
     assert 0.8 < apart.estimate.ratio < 1.5
     assert not apart.sure
@@ -114,7 +106,7 @@ def test_a_prediction_is_compared_with_the_race_of_the_same_texts() -> None:
     hot = tuple(replace(each, temperature=0.8, plain=0.7) for each in cold)
     found = Forecast(SUFFIX, (*cold, *hot), raced=cold)
     assert found.off == pytest.approx(1.0)
-    assert found.gain().ratio == pytest.approx(1.35)
+    assert gain(found.stretches).ratio == pytest.approx(1.35)
 
 
 def test_the_first_that_is_sure_is_chosen() -> None:
@@ -159,14 +151,7 @@ def test_turning_it_off_is_a_verdict() -> None:
 def test_basis_names_the_error_of_predictions() -> None:
     assert "not raced" in basis([SURE])
     raced = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(1.6, 1.65))
-    assert "predicted 11% above it" in basis([raced])
-
-
-def test_before_a_text_was_written_costs_are_named() -> None:
-    said = list(before_texts([COSTS], short=False))
-    assert said[0].startswith("no answer yet")
-    assert "a draft step costs 0.5 of a plain round" in said[1]
-    assert "ends all of these prompts at once" in next(before_texts([COSTS], short=True))
+    assert "predicted 1.11 times that" in basis([raced])
 
 
 def test_costs_beyond_what_was_timed_never_fall() -> None:

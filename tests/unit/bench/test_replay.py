@@ -20,7 +20,7 @@ from outrider import (
 from outrider.bench.costs import Costs, Timing, cycle
 from outrider.bench.records import Prompt
 from outrider.bench.replay import Replay
-from outrider.bench.texts import Text, ended, written
+from outrider.bench.texts import Text, written
 
 from ...support.bench import pair
 
@@ -70,7 +70,7 @@ def decoded(name: str, config: SpeculativeConfig) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_rounds_are_those_of_real_decoding(name: str) -> None:
-    replay = Replay(texts(), DRAFTERS[name], fixed(), COSTS)
+    replay = Replay(texts(), name, fixed(), COSTS)
     list(replay.run())
     assert figures(replay.metrics) == decoded(name, fixed())
 
@@ -79,7 +79,7 @@ def test_greedy_rounds_are_those_of_real_decoding(name: str) -> None:
 @pytest.mark.parametrize("name", ["draft_model", "hybrid", "suffix"])
 def test_greedy_trees_are_those_of_real_decoding(name: str, shape: tuple[int, ...]) -> None:
     config = fixed(len(shape), tree_shape=shape)
-    replay = Replay(texts(children=3), DRAFTERS[name], config, COSTS)
+    replay = Replay(texts(children=3), name, config, COSTS)
     list(replay.run())
     assert figures(replay.metrics) == decoded(name, config)
 
@@ -92,29 +92,29 @@ def test_more_children_keep_no_less() -> None:
 
 def test_a_perfect_draft_keeps_all_and_costs_what_it_was_given() -> None:
     whole = Text(PROMPTS[0], 0.0, list(range(40, 61)), [1.0] * 21, [0.9] * 21, prefill_s=5 * S)
-    replay = Replay([whole], DRAFTERS["draft_model"], fixed(4), COSTS)
-    ((_, _, plain, seconds),) = replay.run()
+    replay = Replay([whole], "draft_model", fixed(4), COSTS)
+    (found,) = replay.run()
     # Rounds of 5, 5, 5, 5 and 1 tokens; the first verification belongs to the target's prefill.
-    assert plain == 20 * S
+    assert found.plain == 20 * S
     model = (4 * 0.8 + (5.0 - 0.2)) * S
     assert replay.model_s == pytest.approx(model)
-    assert seconds == pytest.approx((3 * 4.0 + 1.0) * S + model, abs=0.05 * S)
+    assert found.drafting == pytest.approx((3 * 4.0 + 1.0) * S + model, abs=0.05 * S)
 
 
 def test_a_draft_that_is_never_kept_costs_its_steps() -> None:
     none = Text(PROMPTS[0], 0.0, list(range(40, 50)), [0.0] * 10, [0.1] * 10)
-    replay = Replay([none], DRAFTERS["draft_model"], fixed(1), COSTS)
-    ((_, _, plain, seconds),) = replay.run()
-    assert plain == 9 * S
-    assert seconds == pytest.approx((0.2 + 8 * (1.5 + 0.2) + 1.0) * S, abs=0.05 * S)
+    replay = Replay([none], "draft_model", fixed(1), COSTS)
+    (found,) = replay.run()
+    assert found.plain == 9 * S
+    assert found.drafting == pytest.approx((0.2 + 8 * (1.5 + 0.2) + 1.0) * S, abs=0.05 * S)
 
 
 def test_adaptive_depth_stays_near_plain_where_nothing_is_kept() -> None:
     tokens = [40 + each % 7 for each in range(400)]
     none = Text(PROMPTS[0], 0.0, tokens, [0.0] * 400, [0.1] * 400)
-    replay = Replay([none], lambda model: model, SpeculativeConfig(), COSTS)
-    ((_, _, plain, seconds),) = replay.run()
-    assert seconds < 1.02 * plain + 8 * S
+    replay = Replay([none], "draft_model", SpeculativeConfig(), COSTS)
+    (found,) = replay.run()
+    assert found.drafting < 1.02 * found.plain + 8 * S
 
 
 def test_confidence_is_handed_on() -> None:
@@ -122,7 +122,7 @@ def test_confidence_is_handed_on() -> None:
     unsure = [0.95 - 0.05 * place for place in range(19)]
     text = Text(PROMPTS[0], 0.0, list(range(40, 59)), [1.0] * 19, unsure)
     config = SpeculativeConfig(depth="confidence", cost_ratio=0.01)
-    replay = Replay([text], lambda model: model, config, COSTS)
+    replay = Replay([text], "draft_model", config, COSTS)
     replay._on_round = lambda record: seen.append(record.confidence[0])
     list(replay.run())
     assert seen[0][:4] == pytest.approx((0.95, 0.9, 0.85, 0.8), abs=0.01)
@@ -136,7 +136,7 @@ def test_texts_end_as_the_target_ends_them() -> None:
     *_, found = written(SpeculativeDecoder(target), PROMPTS, [params()] * len(PROMPTS))
     expected = [[*ids[: ids.index(stop)], stop] if stop in ids else ids for ids in whole]
     assert [text.token_ids for text in found] == expected
-    assert [ended(text, target) for text in found] == [stop in ids for ids in whole]
+    assert [text.ended for text in found] == [stop in ids for ids in whole]
 
 
 def test_texts_of_a_batch_take_as_long_as_the_longest() -> None:
@@ -144,10 +144,9 @@ def test_texts_of_a_batch_take_as_long_as_the_longest() -> None:
         Text(prompt, 0.0, list(range(40, 40 + n)), [1.0] * n, [0.9] * n)
         for prompt, n in zip(PROMPTS, (20, 10), strict=True)
     ]
-    replay = Replay(both, lambda model: model, fixed(), COSTS)
-    ((prompts, tokens, plain, _),) = replay.run(batch=2)
-    assert prompts == list(PROMPTS)
-    assert (tokens, plain) == (30, 19 * S)
+    replay = Replay(both, "draft_model", fixed(), COSTS)
+    (found,) = replay.run(batch=2)
+    assert (found.name, found.tokens, found.plain) == ("p0 + p1", 30, 19 * S)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

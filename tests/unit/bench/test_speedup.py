@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.bench.speedup import speedup, t_quantile
+from outrider.bench.speedup import Stretch, gain, speedup, t_quantile
 
 
 def test_the_ratio_is_that_of_tokens_per_second() -> None:
@@ -22,10 +22,16 @@ def test_one_stretch_has_no_interval() -> None:
 
 
 def test_repeats_of_a_prompt_say_nothing_of_others() -> None:
-    once = speedup([2.0, 3.0], [1.0, 2.0])
-    often = speedup([2.0, 3.0] * 5, [1.0, 2.0] * 5, distinct=2)
+    first, second = Stretch(0.0, "a", "code", 9, 2.0, 1.0), Stretch(0.0, "b", "code", 9, 3.0, 2.0)
+    once, often = gain([first, second]), gain([first, second] * 5)
+    assert once == speedup([2.0, 3.0], [1.0, 2.0])
     assert often.low == pytest.approx(once.low)
-    assert speedup([2.0] * 5, [1.0] * 5, distinct=1).low is None
+    assert gain([first] * 5).low is None
+
+
+def test_texts_of_one_prompt_at_several_temperatures_are_one() -> None:
+    cold, hot = (Stretch(each, "a", "code", 9, 2.0, 1.0) for each in (0.0, 0.8))
+    assert gain([cold, hot]) == speedup([4.0], [2.0])
 
 
 @pytest.mark.parametrize(

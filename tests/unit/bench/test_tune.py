@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from itertools import count, islice
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,11 +13,12 @@ import pytest
 
 from outrider.bench import TuneOptions
 from outrider.bench.engine_flags import export
-from outrider.bench.forecast import Forecast, Stretch
+from outrider.bench.forecast import Forecast
 from outrider.bench.options import Engines
 from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.search import CYCLE, candidates
-from outrider.bench.texts import written
+from outrider.bench.speedup import Stretch
+from outrider.bench.texts import Text, written
 from outrider.bench.tune import Recommendation, run_tune
 from outrider.errors import InvalidConfigError, ModelError
 
@@ -137,13 +139,13 @@ def test_a_failure_after_the_predictions_leaves_them(
 def test_prompts_that_the_target_ends_at_once_are_no_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.bench.search.ended", lambda text, _: len(text.token_ids) == 1)
-    monkeypatch.setattr(
-        "outrider.bench.search.written",
-        lambda decoder, prompts, params, children: islice(
-            written(decoder, prompts, params, children), 1
-        ),
-    )
+    def short(*given: Any) -> Iterator[list[Text]]:
+        texts = next(written(*given))
+        for text in texts:
+            text.ended = True
+        yield texts
+
+    monkeypatch.setattr("outrider.bench.search.written", short)
     found = run_tune(options(tmp_path))
     assert not found.measurements
     assert found.verdict[0].startswith("no answer: the target ends all")
@@ -208,7 +210,7 @@ def test_exports_are_flags_that_a_shell_reads(
     found = export(engine, drafter, target="a b", draft="d", schedule=schedule)
     assert found.system == engine
     assert {4, 5} & {value for value in found.settings.values() if isinstance(value, int)}
-    if engine in ("transformers", "tensorrt-llm"):
+    if engine == "tensorrt-llm":
         assert json.loads(found.text).keys() == found.settings.keys()
     else:
         assert any("a b" in word for word in shlex.split(found.text))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from outrider.bench import BenchOptions, Candidate, Measurement, Results, TuneOptions
-from outrider.bench.forecast import Forecast, Stretch
-from outrider.bench.speedup import Speedup
+from outrider.bench.forecast import Forecast
+from outrider.bench.speedup import Speedup, Stretch
 from outrider.cli import main
 from outrider.cli.signals import Terminated
 from tests.support.command import Capture, error_of, printed
