@@ -119,6 +119,22 @@ def test_an_interrupt_leaves_what_is_known(tmp_path: Path, step: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_head_is_not_taken_for_prompts_that_end_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out from the start, and says nothing of the texts."""
+
+    def interrupt(_done: int, _total: int, what: str) -> None:
+        if what.startswith("timing"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("outrider.drafters.model.ModelDrafter.steps", lambda *_: 1, raising=False)
+    found = run_tune(options(tmp_path), interrupt)
+    assert "it drafts blocks" in found.skipped[0]
+    assert found.verdict[0].startswith("no answer yet")
+
+
+@pytest.mark.slow
 def test_a_failure_after_the_predictions_leaves_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
