@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import transformers as tf
 from transformers import LlamaForCausalLM
 
 from outrider import EarlyExitDrafter, SamplingParams, SpeculativeDecoder, TransformersModel
@@ -26,7 +27,7 @@ from outrider.runtimes.openvino import convert
 from outrider.runtimes.openvino.model import OpenVinoModel
 from outrider.runtimes.openvino.paged import PagedGraph, Precision
 from outrider.types.records import Prefix
-from tests.support.families import FAMILIES, random_model
+from tests.support.families import CONTEXT, FAMILIES, VOCAB, random_model
 from tests.support.narrow import REJECTION, CutsNothing
 
 FILES = ("written", "model.bin", "model.xml")
@@ -153,6 +154,51 @@ def test_rounded_weights_are_computed_in_float32_unless_asked_otherwise(folder: 
 def test_what_openvino_cannot_compute_is_refused_with_the_reason(family: str, folder: Path) -> None:
     with pytest.raises(ModelError, match=REFUSED[family]):
         OpenVinoModel(random_model(family).float(), cache_dir=folder)
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def made(config: Any) -> Any:
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0, 0.35)
+    return model
+
+
+@pytest.mark.parametrize("window", [64, 1000])
+def test_a_window_that_is_in_a_models_mask_alone_is_refused(window: int, folder: Path) -> None:
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    model = made(tf.PhimoeConfig(**SMALL, **experts, sliding_window=window))
+    model.set_experts_implementation("batched_mm")
+    if window == 64:
+        with pytest.raises(ModelError, match="see 64 tokens by their masks alone"):
+            OpenVinoModel(model, cache_dir=folder)
+    else:  # no text is as long
+        OpenVinoModel(model, cache_dir=folder)
+
+
+@pytest.mark.parametrize("rounded", [{}, {"kv_dtype": "uint8"}, {"weights": "int8"}])
+def test_masks_of_a_models_own_are_refused_whatever_is_rounded(
+    rounded: dict[str, Any], folder: Path
+) -> None:
+    model = made(tf.DogeConfig(**SMALL | {"num_key_value_heads": 4}, keep_window_size=64))
+    with pytest.raises(ModelError, match=r"attention masks of its own|its attention takes"):
+        OpenVinoModel(model, cache_dir=folder, **rounded)
 
 
 def test_the_model_is_left_as_it_is_in_any_dtype(folder: Path) -> None:

@@ -226,6 +226,35 @@ def test_architectures_that_cannot_be_cut_back_are_refused(family: str) -> None:
         TransformersModel(tiny(config()))
 
 
+def test_a_model_that_looks_ahead_is_refused() -> None:
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = tf.BertConfig(**small, vocab_size=61, intermediate_size=48, is_decoder=False)
+    model = tf.BertLMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0, 0.35)
+    with pytest.raises(ModelError, match="it looks ahead, as encoders do"):
+        TransformersModel(model)
+    model.config.is_decoder = True
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.is_causal = True
+    TransformersModel(tf.BertLMHeadModel(tf.BertConfig(**config.to_diff_dict())).eval())
+
+
+def test_a_cache_that_a_model_does_not_keep_to_is_described() -> None:
+    model = random_model("llama")
+
+    def several(_: Any, given: tuple[Any, ...]) -> None:
+        if given[0].shape[1] > 3:
+            raise IndexError("list index out of range")
+
+    model.model.layers[0].self_attn.k_proj.register_forward_pre_hook(several)
+    with pytest.raises(ModelError, match=r"from outside .IndexError: list index out of range"):
+        TransformersModel(model)
+
+
 @pytest.mark.parametrize("ignores", ["positions", "branches"])
 def test_a_model_whose_cache_disagrees_with_its_forward_is_refused(ignores: str) -> None:
     """The check at construction, of models that take no notice of positions, or of a tree."""

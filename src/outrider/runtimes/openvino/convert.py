@@ -48,7 +48,7 @@ INPUTS = ("input_ids", "position_ids", "kept")
 HIDDEN = "hidden."
 """The outputs after the logits: what each layer makes of all tokens, [T, D]; 0 is the embedding."""
 
-_KIND = 6
+_KIND = 7
 """Counts what the graphs have been."""
 
 _PAGED = "outrider_paged"
@@ -131,11 +131,16 @@ class _Attention:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
-        **_: Any,
+        **more: Any,
     ) -> tuple[Tensor, None]:
         """Turn queries [1, heads, T, width], keys and values into [1, T, heads, width]."""
         if softcap is not None:
             self.refuse("its attention has soft caps")
+        if attention_mask is not None:
+            self.refuse("it makes attention masks of its own")
+        for name, each in more.items():
+            if isinstance(each, Tensor) and name != "position_ids":
+                self.refuse(f"its attention takes {name}")
         heads, kv_heads, width = int(query.shape[1]), int(key.shape[1]), int(query.shape[3])
         site = Site(
             name=f"attention.{len(self.sites)}",

@@ -24,7 +24,7 @@ from ..transformers.early_exit import truncated
 from ..transformers.model import TransformersModel
 from ..transformers.support import Architecture
 from ..transformers.twin import twin
-from .convert import GRAPH, converted, key_of, write
+from .convert import GRAPH, converted, key_of, sites_of, write
 from .paged import KvType, PagedGraph, PagedRun, Precision
 from .state_rows import ROWS_EACH, StateRows
 
@@ -218,6 +218,7 @@ class OpenVinoModel(TransformersModel):
         known = kept.find(place)
         graph = ov.Core().read_model(place / GRAPH) if known else None
         graph = graph or converted(run, self._weights, len(architecture.layers))
+        _check_windows(type(self.hf_model).__name__, graph, architecture)
         # Beside rounded weights bfloat16 rounds more, and takes as long; and it rounds states.
         narrow = self.hf_model.dtype == torch.bfloat16 and not (self._weights or recurrent)
         usual: Precision = "bfloat16" if narrow else "float32"
@@ -227,7 +228,7 @@ class OpenVinoModel(TransformersModel):
 
     @torch.inference_mode()
     def _compare(self) -> None:
-        """Raise ModelError if a conversion computes otherwise than its model, for its hooks say.
+        """Raise ModelError if a conversion computes otherwise than its model.
 
         One whose weights are rounded is another target, and is not compared. The text is longer
         than a short window, so that it is seen whether that is heeded.
@@ -242,6 +243,18 @@ class OpenVinoModel(TransformersModel):
         if not error <= allowed:
             raise ModelError(
                 f"{type(self.hf_model).__name__} gives other logits on OpenVINO than by itself "
-                f"(relative error {error:.2g}, allowed {allowed:.2g}), as hooks cannot be "
-                "converted; use TransformersModel"
+                f"(relative error {error:.2g}, allowed {allowed:.2g}): not all that it computes "
+                "could be traced; use TransformersModel"
             )
+
+
+def _check_windows(name: str, graph: ov.Model, architecture: Architecture) -> None:
+    """Raise ModelError if layers see less than the graph's attention, by their masks alone."""
+    longest = architecture.context_length or 2**31
+    wanted = {window for _, window in architecture.windows if window and window < longest}
+    missing = wanted - {site.window for site in sites_of(graph)}
+    if missing:
+        raise ModelError(
+            f"{name} has layers that see {min(missing)} tokens by their masks alone, which "
+            "OpenVINO is not given; use TransformersModel"
+        )

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ...config.validation import integer
-from ...errors import InvalidConfigError, ModelError
+from ...errors import InvalidConfigError, ModelError, OutriderError
 from ..base import Capabilities, rounding_of
 from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
@@ -80,7 +80,18 @@ class TransformersModel(PagedModel):
         self._architecture = architecture
         self._longest = checked_length(max_length, architecture.context_length)
         self._make_pool(max_sequences)
-        check_rollback(self)
+        try:
+            check_rollback(self)
+        except OutriderError:
+            raise
+        except Exception as error:
+            # What a model of others raises need not say why.
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise ModelError(
+                f"{type(self.hf_model).__name__} cannot be computed with a cache from outside "
+                f"({why}); expected a model that keeps what it needs of earlier tokens in "
+                "transformers' common cache"
+            ) from error
 
     def _make_pool(self, max_sequences: int) -> None:
         """Make a pool of blocks, all of them free."""

@@ -52,9 +52,16 @@ def check_rollback(model: TransformersModel) -> None:
     def apart(one: Tensor, other: Tensor) -> float:
         return float((one.double() - other.double()).abs().max() / scale)
 
+    varies = apart(uncut[:, :3], full[:3])
+    if not varies <= min(0.25, 4 * tolerated(rounding)):
+        raise ModelError(
+            f"{name} gives other logits for the same beginning where other tokens follow (relative "
+            f"error {varies:.2g}): it looks ahead, as encoders do; expected a decoder, which sees "
+            "earlier tokens alone"
+        )
     # What the model's own forward varies by, with the shape of its batch, is not held against
     # the cache.
-    allowed = max(tolerated(rounding), 8 * apart(uncut[:, :3], full[:3]))
+    allowed = max(tolerated(rounding), 8 * varies)
     error = apart(found, full[-2:])
     if not error <= allowed:
         raise ModelError(
