@@ -187,6 +187,21 @@ def test_first_layers_draft_for_a_hybrid_target(folder: Path) -> None:
     assert found.metrics.accepted > 0
 
 
+@pytest.mark.parametrize("shape", [(4, 2), (4, 4, 2)])
+def test_trees_of_more_paths_than_there_are_blocks_are_drafted_and_verified(
+    shape: tuple[int, ...], folder: Path
+) -> None:
+    model, prompt = hybrid("qwen3_5"), [3, 1, 4, 1, 5, 9]
+    target = runtime(model, folder, max_sequences=1, max_length=120)
+    draft = runtime(resembling(model), folder, max_sequences=1, max_length=120)
+    config = SpeculativeConfig(tree_shape=shape)
+    greedy = SamplingParams(max_tokens=40, temperature=0)
+    decoder = SpeculativeDecoder(target, ModelDrafter(draft), config=config)
+    found = decoder.generate(prompt, greedy)
+    assert tuple(found.token_ids) == greedy_reference(model, prompt, 40)
+    target.check_integrity()
+
+
 def test_a_conversion_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = hybrid("bamba"), [1, 2, 3, 4, 5]
     before = runtime(model, folder).uncached([text])

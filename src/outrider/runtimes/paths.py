@@ -62,7 +62,10 @@ def by_paths(
         outputs: what is known of the batch, written over; None for nothing.
 
     Returns:
-        As `PagedModel.forward`.
+        As `PagedModel.forward`, of all nodes.
+
+    Raises:
+        CacheFullError: there are no blocks for the paths but the first.
     """
     found = [(row, path, not place) for row in paths for place, path in enumerate(paths[row])]
     rows = np.array([row for row, _, _ in found])
@@ -103,7 +106,7 @@ def by_paths(
         if outputs.hidden is not None and computed.hidden is not None:
             own = computed.hidden[ends[place] - len(index[place]) : ends[place]]
             outputs.hidden[torch.from_numpy(index[place])] = own
-    return Outputs(outputs.logits[:, batch.first :], outputs.hidden)
+    return outputs
 
 
 def _tokens(batch: FlatBatch, row: int, path: Path) -> NDArray[np.int64]:

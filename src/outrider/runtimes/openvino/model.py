@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...config.sources import Weights
 from ...config.validation import choice
-from ...errors import ModelError, OutriderError, missing
+from ...errors import CacheFullError, ModelError, OutriderError, missing
 from ...types.records import Distributions, DraftProposal, Prefix
 from .. import kept
 from ..base import Watcher, rounding_of, tolerated
@@ -167,9 +167,22 @@ class OpenVinoModel(TransformersModel):
         ends = batch.past + batch.missing + batch.drafted
         beyond = self.states.recurrent or (window and ends.max() > window)
         if batch.ancestors is not None and beyond:
-            paths = {row: paths_to_leaves(batch, row) for row in range(len(ends))}
-            return by_paths(self, batch, calls, paths)
+            found = self._by_leaves(batch, calls)
+            return Outputs(found.logits[:, batch.first :], found.hidden)
         return calls(batch)
+
+    def _by_leaves(self, batch: FlatBatch, calls: PagedRun) -> Outputs:
+        """Compute trees by the paths to their leaves; one by one where blocks are few."""
+        paths = {row: paths_to_leaves(batch, row) for row in range(len(batch.tables))}
+        try:
+            return by_paths(self, batch, calls, paths)
+        except CacheFullError:
+            found: Outputs | None = None
+            # The leading one last: it stays in the row's own blocks, which all of them take.
+            for row, path in ((row, path) for row in paths for path in reversed(paths[row])):
+                found = by_paths(self, batch, calls, {row: [path]}, found)
+            assert found is not None, "a batch has rows"
+            return found
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first tokens of blocks; see `PagedModel`."""
