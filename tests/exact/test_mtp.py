@@ -203,6 +203,22 @@ def test_the_targets_parameters_are_left_as_they_are(tmp_path: Path) -> None:
     assert drafter.model.net.lm_head.weight.data_ptr() == head.data_ptr()
 
 
+@pytest.mark.parametrize("family", ["deepseek", "glm"])
+def test_what_the_target_keeps_in_float32_is_kept_so(family: str, tmp_path: Path) -> None:
+    mtp_checkpoint(tmp_path, made(family)[0].bfloat16(), LAYOUTS[1])
+    file, name = tmp_path / "model.safetensors", "mlp.gate.e_score_correction_bias"
+    bias = torch.tensor([5.001, 5.003, 5.002, 5.004])
+    save_file(load_file(file) | {f"model.layers.3.{name}": bias}, file, {"format": "pt"})
+    model = tf.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert model.state_dict()[f"model.layers.2.{name}"].dtype == torch.float32
+    decoder, drafter, seen = decoder_of(model)
+    found = drafter.model.net.state_dict()
+    assert torch.equal(found[f"block.{name}"], bias)
+    assert found["block.self_attn.o_proj.weight"].dtype == torch.bfloat16
+    decoder.generate([5, 9, 2], SamplingParams(max_tokens=4))
+    assert seen
+
+
 def test_an_embedding_of_the_layers_own_is_used(tmp_path: Path) -> None:
     model = saved("glm", tmp_path)
     file = tmp_path / "model.safetensors"

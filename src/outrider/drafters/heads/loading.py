@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,9 @@ def load_mtp(
     given = _tensors(named, model)
     if wrong := "; ".join(_differences(net.state_dict(), given)):
         raise ModelError(f"the layer for multi-token prediction in {folder} does not fit: {wrong}")
-    return _drafter(net, given, target, max_sequences, kv_cache_memory)
+    last = model.get_decoder().layers[-1].state_dict()
+    kept = {f"block.{name}" for name, each in last.items() if each.dtype == torch.float32}
+    return _drafter(net, given, target, max_sequences, kv_cache_memory, kept)
 
 
 def head_of(
@@ -113,11 +115,15 @@ def _drafter(
     target: TransformersModel,
     max_sequences: int | None,
     memory: int | None,
+    kept: Set[str] = frozenset(),
 ) -> HeadDrafter:
-    """Give a network its tensors, and make a drafter of it."""
+    """Give a network its tensors, those kept in float32 and the target's dtype; make a drafter."""
     model = target.hf_model
     # Detached: what is the target's is shared, and its parameters are left alone.
-    placed = {name: each.detach().to(model.device, model.dtype) for name, each in given.items()}
+    placed = {
+        name: each.detach().to(model.device, torch.float32 if name in kept else model.dtype)
+        for name, each in given.items()
+    }
     net.load_state_dict(placed, assign=True)
     # As much of the weights as a forward reads.
     read = sum(each.numel() for name, each in placed.items() if "embed_tokens" not in name)
