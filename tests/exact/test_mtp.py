@@ -219,17 +219,32 @@ def test_what_the_target_keeps_in_float32_is_kept_so(family: str, tmp_path: Path
     assert seen
 
 
-def test_an_embedding_of_the_layers_own_is_used(tmp_path: Path) -> None:
-    model = saved("glm", tmp_path)
+@pytest.mark.parametrize(
+    ("family", "begins", "head"),
+    [("glm", "model.layers.3.", "shared_head.head"), ("qwen3_5", "mtp.", "lm_head")],
+)
+def test_an_embedding_of_the_layers_own_is_used(
+    family: str, begins: str, head: str, tmp_path: Path
+) -> None:
+    model = saved(family, tmp_path)
     file = tmp_path / "model.safetensors"
     own = model.get_input_embeddings().weight.detach() + 1
-    head = model.get_output_embeddings().weight.detach().clone()
-    more = {"embed_tokens.weight": own, "shared_head.head.weight": head}
-    more = {f"model.layers.3.{name}": each for name, each in more.items()}
+    more = {"embed_tokens": own, head: model.get_output_embeddings().weight.detach().clone()}
+    more = {f"{begins}{name}.weight": each for name, each in more.items()}
     save_file(load_file(file) | more, file, {"format": "pt"})
     net = load_mtp(TransformersModel(model, max_length=120)).model.net
     assert torch.equal(net.embed_tokens.weight, own)
     assert net.lm_head.weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
+
+
+def test_only_further_layers_are_passed_over(tmp_path: Path) -> None:
+    model, file = saved("qwen3_5", tmp_path), tmp_path / "model.safetensors"
+    whole = load_file(file) | {"mtp.layers.1.input_layernorm.weight": torch.ones(2)}
+    save_file(whole, file, {"format": "pt"})
+    load_mtp(TransformersModel(model, max_length=120))
+    save_file(whole | {"mtp.surprise.weight": torch.ones(2)}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"no place for surprise\.weight"):
+        load_mtp(TransformersModel(model, max_length=120))
 
 
 def test_a_pair_is_loaded_by_name(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ...runtimes.transformers.twin import sharing
 from .checkpoint import HeadConfig
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_FURTHER = re.compile(r"layers\.[1-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Layout:
     Attributes:
         begins: what the names of its tensors begin with; {} is how many layers the target has.
         parts: how they go on, and the names of `MtpNet` in their place; the first that fits counts.
+            Names that fit none stay, and those of further layers are passed over.
         states_first: whether states stand before embeddings where both are joined.
         normed: whether what recurs was normed.
     """
@@ -52,9 +54,9 @@ class Layout:
         named = {}
         for name, tensor in found.items():
             rest = name.removeprefix(begins)
-            own = next((part for part in self.parts if rest.startswith(part)), None)
-            if rest != name and own is not None:
-                named[self.parts[own] + rest.removeprefix(own)] = tensor
+            own = next((part for part in self.parts if rest.startswith(part)), "")
+            if rest != name and not _FURTHER.match(rest):
+                named[self.parts.get(own, "") + rest.removeprefix(own)] = tensor
         return named
 
 
@@ -67,6 +69,8 @@ LAYOUTS = (
             "fc.": "fc.",
             "norm.": "norm.",
             "layers.0.": "block.",
+            "embed_tokens.": "embed_tokens.",
+            "lm_head.": "lm_head.",
         },
     ),
     Layout(
