@@ -185,7 +185,7 @@ def test_what_is_no_such_layer_is_named(tmp_path: Path) -> None:
     layer = {name: each for name, each in whole.items() if "mtp_layers" in name}
     less = {name: each for name, each in whole.items() if name not in layer}
     for kept, said in (
-        ({}, r"no layer for multi-token prediction; expected tensors named mtp\.\*"),
+        ({}, r"no layer for multi-token prediction; expected tensors named model\.mtp_l"),
         (dict(list(layer.items())[1:]), "missing"),
         (layer | {"model.mtp_layers.0.extra.weight": torch.ones(2)}, "has no place for block.ext"),
         (layer | {"model.mtp_layers.0.input_proj.weight": torch.ones(2)}, r"fc.weight is \[2\]"),
@@ -193,6 +193,20 @@ def test_what_is_no_such_layer_is_named(tmp_path: Path) -> None:
         save_file(less | kept, file, {"format": "pt"})
         with pytest.raises(ModelError, match=said):
             load_mtp(TransformersModel(model))
+
+
+def test_a_model_whose_layer_is_not_known_is_named(tmp_path: Path) -> None:
+    random_hybrid("nemotron_h").float().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    layer = {"mtp.layers.0.eh_proj.weight": torch.ones(2)}
+    save_file(load_file(file) | layer, file, {"format": "pt"})
+    model = tf.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    said = r"NemotronHForCausalLM's model_type is nemotron_h, .*; expected one of qwen3_next, "
+    with pytest.raises(ModelError, match=said):
+        load_mtp(TransformersModel(model))
+    exaone = tf.ExaoneMoeConfig(**_EXPERTS | {"num_key_value_heads": 2, "sliding_window": 8})
+    with pytest.raises(ModelError, match="model_type is exaone_moe, "):
+        load_mtp(TransformersModel(tf.AutoModelForCausalLM.from_config(exaone)))
 
 
 def test_the_targets_parameters_are_left_as_they_are(tmp_path: Path) -> None:

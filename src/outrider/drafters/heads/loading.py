@@ -15,7 +15,7 @@ from ...runtimes.transformers.model import TransformersModel
 from .checkpoint import HeadConfig, folder_of, read_config, read_tensors
 from .drafter import BlockDrafter, EagleDrafter, HeadDrafter
 from .model import BlockModel, EagleModel
-from .mtp import LAYOUTS, MtpNet, mtp_config, mtp_tensors
+from .mtp import MtpNet, layout_of, mtp_config
 from .nets import HeadNet
 
 _PASSED = ("d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
@@ -63,16 +63,17 @@ def load_mtp(
         max_sequences, kv_cache_memory: as for `load_head`.
 
     Raises:
-        ModelError: the files cannot be read, or have no such layer, or one that does not fit.
+        ModelError: the files cannot be read, or have no such layer, or one that does not fit, or
+            the layers of such models are not known.
     """
     model = _model_of(target, "multi-token prediction")
+    layout = layout_of(model)
     if not (source := model.config.name_or_path):
         raise ModelError("the target was not loaded from files; expected its checkpoint")
     revision = getattr(model.config, "_commit_hash", None)
     folder = folder_of(source, "*.safetensors", revision=revision)
     count = model.config.get_text_config().num_hidden_layers
-    found = read_tensors(folder, tuple(each.begins.format(count) for each in LAYOUTS))
-    layout, named = mtp_tensors(found, count)
+    named = layout.tensors(read_tensors(folder, (layout.begins.format(count),)), count)
     with torch.device("meta"):
         net = MtpNet(mtp_config(model), model, layout)
     given = _tensors(named, model)

@@ -36,6 +36,7 @@ class Layout:
     """How checkpoints of some models write the layer.
 
     Attributes:
+        models: their text configurations' model_type; their layer attends to a whole text.
         begins: what the names of its tensors begin with; {} is how many layers the target has.
         parts: how they go on, and the names of `MtpNet` in their place; the first that fits counts.
             Names that fit none stay, and those of further layers are passed over.
@@ -43,13 +44,22 @@ class Layout:
         normed: whether what recurs was normed.
     """
 
+    models: tuple[str, ...]
     begins: str
     parts: Mapping[str, str]
     states_first: bool = False
     normed: bool = True
 
     def tensors(self, found: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-        """Return the layer's tensors by the names of `MtpNet`; none if there is no such layer."""
+        """Return the layer's tensors in a target's checkpoint, by the names of `MtpNet`.
+
+        Args:
+            found: the checkpoint's.
+            layers: how many the target has.
+
+        Raises:
+            ModelError: there is no such layer.
+        """
         begins = self.begins.format(layers)
         named = {}
         for name, tensor in found.items():
@@ -57,11 +67,17 @@ class Layout:
             own = next((part for part in self.parts if rest.startswith(part)), "")
             if rest != name and not _FURTHER.match(rest):
                 named[self.parts.get(own, "") + rest.removeprefix(own)] = tensor
-        return named
+        if not named:
+            raise ModelError(
+                "the target's checkpoint has no layer for multi-token prediction; expected tensors "
+                f"named {begins}*"
+            )
+        return _joined(named)
 
 
 LAYOUTS = (
     Layout(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
         "mtp.",
         {
             "pre_fc_norm_embedding.": "token_norm.",
@@ -74,6 +90,7 @@ LAYOUTS = (
         },
     ),
     Layout(
+        ("deepseek_v3", "glm4_moe", "glm4_moe_lite"),
         "model.layers.{}.",
         {
             "enorm.": "token_norm.",
@@ -87,6 +104,7 @@ LAYOUTS = (
         normed=False,
     ),
     Layout(
+        ("mimo", "qwen2"),
         "model.mtp_layers.0.",
         {
             "token_layernorm.": "token_norm.",
@@ -123,19 +141,20 @@ def mtp_config(model: Any) -> HeadConfig:
     return HeadConfig("mtp", inner, (layers,))
 
 
-def mtp_tensors(found: Mapping[str, Tensor], layers: int) -> tuple[Layout, dict[str, Tensor]]:
-    """Find a layer in the tensors of a target's checkpoint, by the names of `MtpNet`.
+def layout_of(model: Any) -> Layout:
+    """Find how a target's checkpoint writes the layer; the target is a model of transformers.
 
     Raises:
-        ModelError: there is none.
+        ModelError: no layer of such models is known.
     """
+    kind = model.config.get_text_config().model_type
     for layout in LAYOUTS:
-        if tensors := layout.tensors(found, layers):
-            return layout, _joined(tensors)
-    expected = ", ".join(each.begins.format(layers) + "*" for each in LAYOUTS)
+        if kind in layout.models:
+            return layout
+    known = ", ".join(name for layout in LAYOUTS for name in layout.models)
     raise ModelError(
-        f"the target's checkpoint has no layer for multi-token prediction; expected tensors named "
-        f"{expected}"
+        f"{type(model).__name__}'s model_type is {kind}, of which no layer for multi-token "
+        f"prediction is read; expected one of {known}; draft with a draft model or by lookup"
     )
 
 
