@@ -195,6 +195,20 @@ def test_what_is_no_such_layer_is_named(tmp_path: Path) -> None:
             load_mtp(TransformersModel(model))
 
 
+@pytest.mark.parametrize("part", ["0.gate_proj", "1.up_proj", "2.down_proj"])
+def test_weights_of_experts_that_are_missing_or_unlike_are_named(part: str, tmp_path: Path) -> None:
+    model, file = saved("glm", tmp_path), tmp_path / "model.safetensors"
+    whole = load_file(file)
+    lost = whole.pop(f"model.layers.3.mlp.experts.{part}.weight")
+    for more, said in (
+        ({}, rf"block\.mlp\.experts\.{part}\.weight is missing"),
+        ({f"model.layers.3.mlp.experts.{part}.weight": lost[:, :-1].contiguous()}, "of one shape"),
+    ):
+        save_file(whole | more, file, {"format": "pt"})
+        with pytest.raises(ModelError, match=said):
+            load_mtp(TransformersModel(model, max_length=120))
+
+
 def test_a_model_whose_layer_is_not_known_is_named(tmp_path: Path) -> None:
     random_hybrid("nemotron_h").float().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"

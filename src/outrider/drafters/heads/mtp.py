@@ -28,6 +28,8 @@ from ...runtimes.transformers.twin import sharing
 from .checkpoint import HeadConfig
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_LIKE = {"gate_proj": "gate_proj", "up_proj": "gate_proj", "down_proj": "down_proj"}
+"""An expert's weights, and what the first expert has of the same shape."""
 _FURTHER = re.compile(r"layers\.[1-9]")
 
 
@@ -159,20 +161,39 @@ def layout_of(model: Any) -> Layout:
 
 
 def _joined(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Join the weights of experts, which checkpoints write one by one."""
-    experts: dict[str, dict[int, dict[str, Tensor]]] = defaultdict(lambda: defaultdict(dict))
+    """Join the weights of experts, which checkpoints write one by one.
+
+    Raises:
+        ModelError: some expert's is missing, or has another shape than the others'.
+    """
+    experts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     made = {}
     for name, tensor in found.items():
         if (match := _EXPERT.fullmatch(name)) is None:
             made[name] = tensor
         else:
-            experts[match[1]][int(match[2])][match[3]] = tensor
+            experts[match[1]][f"{match[2]}.{match[3]}"] = tensor
     for name, each in experts.items():
-        parts = [each[place] for place in sorted(each)]
-        gates = [torch.cat([one["gate_proj"], one["up_proj"]]) for one in parts]
-        made[f"{name}.gate_up_proj"] = torch.stack(gates)
-        made[f"{name}.down_proj"] = torch.stack([one["down_proj"] for one in parts])
+        count = 1 + max(int(key.split(".")[0]) for key in each)
+        gates, ups, downs = (
+            [_like(each, f"{place}.{kind}", f"0.{first}", name) for place in range(count)]
+            for kind, first in _LIKE.items()
+        )
+        made[f"{name}.gate_up_proj"] = torch.cat([torch.stack(gates), torch.stack(ups)], 1)
+        made[f"{name}.down_proj"] = torch.stack(downs)
     return made
+
+
+def _like(given: Mapping[str, Tensor], key: str, first: str, name: str) -> Tensor:
+    """Return an expert's weight; raise ModelError if it is not there, or not shaped as another."""
+    shapes = [list(given[each].shape) if each in given else "missing" for each in (key, first)]
+    if shapes[0] != shapes[1] or key not in given:
+        raise ModelError(
+            f"the layer for multi-token prediction is not whole: {name}.{key}.weight is "
+            f"{shapes[0]}, and {name}.{first}.weight {shapes[1]}; expected both, of one shape; "
+            "fetch the checkpoint again"
+        )
+    return given[key]
 
 
 class MtpNet(Module):
