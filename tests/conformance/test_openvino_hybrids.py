@@ -194,7 +194,7 @@ def test_trees_of_more_paths_than_there_are_blocks_are_drafted_and_verified(
     model, prompt = hybrid("qwen3_5"), [3, 1, 4, 1, 5, 9]
     target = runtime(model, folder, max_sequences=1, max_length=120)
     draft = runtime(resembling(model), folder, max_sequences=1, max_length=120)
-    config = SpeculativeConfig(tree_shape=shape)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=len(shape), tree_shape=shape)
     greedy = SamplingParams(max_tokens=40, temperature=0)
     decoder = SpeculativeDecoder(target, ModelDrafter(draft), config=config)
     found = decoder.generate(prompt, greedy)

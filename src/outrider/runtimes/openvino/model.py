@@ -179,8 +179,9 @@ class OpenVinoModel(TransformersModel):
         except CacheFullError:
             found: Outputs | None = None
             # The leading one last: it stays in the row's own blocks, which all of them take.
-            for row, path in ((row, path) for row in paths for path in reversed(paths[row])):
-                found = by_paths(self, batch, calls, {row: [path]}, found)
+            for row, each in paths.items():
+                for path in reversed(each):
+                    found = by_paths(self, batch, calls, {row: [path]}, found)
             assert found is not None, "a batch has rows"
             return found
 
