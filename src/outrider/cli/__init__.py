@@ -21,7 +21,7 @@ COMMANDS = {
     "generate": "Continue a prompt, and show how many tokens came from the draft.",
     "demo": "Race plain against speculative decoding on the same prompts.",
     "bench": "Measure speculation beside plain decoding and other systems.",
-    "tune": "Find the fastest settings for a pair of models and its prompts.",
+    "tune": "Say whether speculation pays on a model, and with which settings.",
     "certify": "Prove that the output has the target's distribution.",
     "serve": "Serve an OpenAI-compatible API, and a page that shows speculation.",
     "run-batch": "Answer a file of requests in OpenAI's batch format.",

@@ -40,7 +40,7 @@ EXAMPLES = """Examples:
 
   outrider generate -p "def fib(n):" --temp 0 --stop $'\\n\\n'
 
-  outrider generate -p "import os" --frequency-penalty 0.5 --bad-words sys --seed 7
+  outrider generate -p "import os" --frequency-penalty 0.5 --bad-words sys
 
   outrider generate -p "answer = " --choice True --choice False --temp 0
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 EXAMPLES = """Examples:
 
     outrider tune
-    outrider tune --target MODEL --draft MODEL --prompts prompts.jsonl --temp 0.7 --save tuned.toml
+    outrider tune --target model.gguf
+    outrider tune --target MODEL --draft MODEL --temp 0.7 --save tuned.toml
     outrider generate --config tuned.toml -p "def fib(n):"
 
 The exit status is 1 where a lossless configuration wrote another token at temperature 0 than plain
