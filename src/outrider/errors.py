@@ -36,6 +36,7 @@ _EXTRAS = {
     "fastapi": "server",
     "jinja2": "server",
     "gguf": "gguf",
+    "httpx": "endpoint",
     "llama_cpp": "llama-cpp",
     "llguidance": "grammar",
     "nncf": "nncf",

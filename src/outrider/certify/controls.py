@@ -24,10 +24,9 @@ from . import checks, faults, toys
 from .cases import Part, configured
 from .ceilings import ceilings
 from .checks import Build, Report
-from .goodness import together
 from .layered import layered
 from .spread import spread
-from .statistics import FALSE_ALARM_RATE, Cell, fitted_positions, sample
+from .statistics import Cell, sample, weigh
 
 Check = Callable[[Any], Finding]
 
@@ -167,18 +166,13 @@ def early_exit_distribution(build: Build) -> Finding:
     return checks.distribution(build, config, params, [(target, source, target)])
 
 
-def goodness(build: Build) -> Finding:
+def draws(build: Build) -> Finding:
     """The statistical tier's own test, on a tabular pair: 1,000 continuations of 3 tokens."""
     target, draft = mock_pair(4, 11)
     made = build(target, draft, configured("block", "model", 2), None)
     cell = Cell("control", made, (0, 1), SamplingParams(max_tokens=3, n=1000, seed=1))
-
-    def probabilities(prefixes: Any) -> Any:
-        return [target.probabilities(prefix) for prefix in prefixes]
-
-    fits = [item.fit for item in fitted_positions(cell, sample(cell), probabilities)]
-    p_value = together(fits).p_value
-    return Finding("G-test", p_value > FALSE_ALARM_RATE, f"p = {p_value:.1e}")
+    found = weigh(cell, sample(cell), target.probabilities)
+    return Finding("draws", found.passed, f"log E = {found.highest:.1f}")
 
 
 _BLOCK = (configured("block", "model", 3),)
@@ -281,7 +275,7 @@ CONTROLS = (
     *_by(checks.known_answers, lambda generator: generator, philox4x32)(
         ("Philox with the multiplier 0xD2561A75", "RLX", faults.wrong_philox),
     ),
-    *_by(goodness, chance)(
+    *_by(draws, chance)(
         ("uniforms end at .9", "a biased generator", faults.SqueezedUniforms()),
     ),
     *_by(partial(checks.perfect_draft, configs=_BLOCK), drafter)(

@@ -11,7 +11,7 @@ from ..types.finding import Finding
 from .cases import FACTORS, LEFT_OUT
 from .checks import TOLERANCE
 from .exact import ExactTier
-from .statistics import ALTERNATIVES, FALSE_ALARM_RATE, StatisticalTier
+from .statistics import FALSE_ALARM_RATE, StatisticalTier
 
 if TYPE_CHECKING:
     from .controls import Verdict
@@ -50,21 +50,16 @@ def statistical(tier: StatisticalTier) -> dict[str, Any]:
         "samples": tier.samples,
         "seed": tier.seed,
         "false_alarm_rate": FALSE_ALARM_RATE,
-        "correction": "Holm",
         "tests": [
             {
                 "way": item.cell,
-                "position": item.position,
+                "tokens": item.tokens,
                 "histories": item.histories,
-                "samples": item.fit.samples,
-                "statistic": item.fit.statistic,
-                "degrees_of_freedom": item.fit.freedom,
-                "impossible": item.fit.impossible,
-                "p_value": item.fit.p_value,
-                "power": dict(zip(map(str, ALTERNATIVES), item.power, strict=True)),
+                "highest_log_e": item.highest,
+                "distance_found": item.power,
                 "passed": item.passed,
             }
-            for item in tier.positions
+            for item in tier.cells
         ],
         "speculation": [
             {

@@ -109,7 +109,8 @@ def afterwards(change: Callable[[DraftProposal, Any], DraftProposal]) -> Any:
 @in_the_round
 def argmax_reported_as_sampled(ctx: Any) -> None:
     """Propose the likeliest token, and report the softmax as its distribution."""
-    ctx.pick = lambda made, _: made.probs.argmax(-1)
+    pick = ctx.pick
+    ctx.pick = lambda made, n: pick(made, n) if made.probs is None else made.probs.argmax(-1)
 
 
 @in_the_round

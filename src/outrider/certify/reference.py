@@ -14,7 +14,6 @@ from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..config.params import SamplingParams
@@ -70,8 +69,11 @@ def processed(
         logits[others] = -np.inf
     if len(output) < params.min_tokens:
         logits[list(params.stop_token_ids)] = -np.inf
-    for processor in processors:
-        logits = processor(torch.tensor(history), torch.from_numpy(logits)).numpy()
+    if processors:
+        from torch import from_numpy, tensor
+
+        for processor in processors:
+            logits = processor(tensor(history), from_numpy(logits)).numpy()
     if params.structured_output is not None:
         logits = np.where(allowed(output, params, texts), logits, -np.inf)
     distribution = np.exp(logits - logits.max())

@@ -1,16 +1,16 @@
 """The statistical tier: seeded runs of the engine on real models, against what the target says.
 
-For each cell, a way of speculating on one prompt, many continuations of one seeded request are
-drawn. The distribution expected at each position, given the tokens before it, is made of the
-target's own full forward pass, without cache, engine or `outrider.sampling`. A position is one
-G-test: the statistics of all histories that reach it, added up. With several tokens to a round the
-later positions are where a fault shows that one token cannot show.
+For each way of speculating, many continuations of one seeded request are drawn. Given the tokens
+before it, each is a draw from the distribution that the target's own full forward gives, without
+cache, engine or `outrider.sampling`. With several tokens to a round the later ones are where a
+fault shows that one token cannot show.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -25,15 +25,12 @@ from ..engine.decoder import SpeculativeDecoder
 from ..engine.metrics import SpeculationMetrics
 from ..runtimes.base import Runtime
 from .checks import Report
-from .goodness import Fit, fit, holm, together
+from .endpoint.evidence import distance_found
 from .reference import filtered
 from .runtime import reference_of
 
 FALSE_ALARM_RATE = 1e-3
-"""The probability that sound code fails the tier: of all of its tests together."""
-
-ALTERNATIVES = (0.05, 0.1)
-"""Total variations for which the power is stated."""
+"""The probability that sound code fails the tier: of all of its ways together."""
 
 TOKENS = 3
 """Tokens a continuation has: two drafts and the bonus, or what rejection makes of them."""
@@ -46,9 +43,14 @@ WAYS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 )
 """Ways of speculating: a name, the settings of it, and the sampling parameters it is run under."""
 
+PRIORS = np.array([30.0, 100.0, 300.0])
+"""For how many draws after a prefix p counts, before any was seen; the evidence is their mean."""
+
+_IMPOSSIBLE = 1e-100
+
 Tokens = tuple[int, ...]
-Probabilities = Callable[[Sequence[Tokens]], NDArray[np.float64]]
-"""The target's distributions [n, V] after n prefixes of one length, before any filter."""
+Probabilities = Callable[[Tokens], NDArray[np.float64]]
+"""The target's distribution [V] after a prefix, before any filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +64,43 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """The test of one position of one cell.
+class Weighed:
+    """What was found for one cell.
 
     Attributes:
-        position: from 1.
-        histories: how many different histories were tested.
-        passed: whether the hypothesis stands, corrected for all tests of the tier.
-        power: against each of the alternatives, at the least level of Holm's procedure.
+        share: of the rate of false alarms.
+        tokens: how many were looked at.
+        highest: the largest logarithm of E at any moment; see `weigh`.
+        histories: how many different prefixes were drawn after.
+        cost: what had to be learnt of them, as a logarithm.
     """
 
     cell: str
-    position: int
+    share: float
+    tokens: int
+    highest: float
     histories: int
-    fit: Fit
-    passed: bool = True
-    power: tuple[float, ...] = ()
+    cost: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the hypothesis stands."""
+        return self.highest < -math.log(FALSE_ALARM_RATE * self.share)
+
+    @property
+    def power(self) -> float:
+        """The total variation, at every token, that is found with a probability of about .9.
+
+        It makes log E grow by 2 d^2 a token at least (Pinsker's inequality).
+        """
+        return distance_found(self.tokens, self.cost - math.log(FALSE_ALARM_RATE * self.share))
 
 
 @dataclass(frozen=True, slots=True)
 class StatisticalTier:
-    """A test of each position of each cell, and what the rounds of a cell did, by its name."""
+    """The evidence of each cell, and what its rounds did, by its name."""
 
-    positions: tuple[Position, ...]
+    cells: tuple[Weighed, ...]
     samples: int
     seed: int
     speculation: Mapping[str, SpeculationMetrics]
@@ -92,7 +108,7 @@ class StatisticalTier:
     @property
     def passed(self) -> bool:
         """Whether every hypothesis stands."""
-        return all(item.passed for item in self.positions)
+        return all(item.passed for item in self.cells)
 
 
 def statistical_tier(
@@ -103,19 +119,19 @@ def statistical_tier(
     samples: int,
     seed: int,
 ) -> StatisticalTier:
-    """Sample each way of speculating on one of the prompts, in turn, and test every position.
+    """Sample each way of speculating on one of the prompts, in turn, and weigh every token.
 
     `samples` continuations of each are drawn, as many at once as the target has room for.
     """
     # Only a model drafts trees.
     ways = [way for way in WAYS if way[0] != "tree" or isinstance(drafter, ModelDrafter)]
     total, done = samples * len(ways), count(1)
-    positions: list[Position] = []
+    cells: list[Weighed] = []
     speculation: dict[str, SpeculationMetrics] = {}
     reference = reference_of(target)
 
-    def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
-        logits = torch.stack([reference.computed(prefix) for prefix in prefixes])
+    def probabilities(prefix: Tokens) -> NDArray[np.float64]:
+        logits: torch.Tensor = reference.computed(prefix)
         return logits.double().softmax(-1).cpu().numpy()
 
     for index, (name, settings, sampling) in enumerate(ways):
@@ -129,8 +145,8 @@ def statistical_tier(
         cell = Cell(name, decoder, prompts[index % len(prompts)], params)
         outputs = sample(cell, lambda way: report(next(done), total, way))
         speculation[name] = decoder.metrics
-        positions += fitted_positions(cell, outputs, probabilities)
-    return StatisticalTier(tuple(corrected(positions)), samples, seed, speculation)
+        cells.append(weigh(cell, outputs, probabilities, 1 / len(ways)))
+    return StatisticalTier(tuple(cells), samples, seed, speculation)
 
 
 def sample(cell: Cell, report: Callable[[str], None] = lambda _: None) -> list[Tokens]:
@@ -143,34 +159,36 @@ def sample(cell: Cell, report: Callable[[str], None] = lambda _: None) -> list[T
     return [tuple(output) for output in outputs]
 
 
-def fitted_positions(
-    cell: Cell, outputs: Sequence[Tokens], probabilities: Probabilities
-) -> list[Position]:
-    """One test for each position of the outputs."""
-    positions = []
-    for position in range(1, cell.params.max_tokens + 1):
-        reached = [output for output in outputs if len(output) >= position]
-        histories = sorted({output[: position - 1] for output in reached})
-        distributions = probabilities([cell.prompt + history for history in histories])
-        fits = []
-        for history, distribution in zip(histories, distributions, strict=True):
-            seen = [output[position - 1] for output in reached if output[: position - 1] == history]
-            counts = np.bincount(seen, minlength=len(distribution))
-            fits.append(fit(counts, filtered(distribution, cell.params)))
-        tested = sum(item.freedom > 0 for item in fits)
-        positions.append(Position(cell.name, position, tested, together(fits)))
-    return positions
+def weigh(
+    cell: Cell, outputs: Sequence[Tokens], probabilities: Probabilities, share: float = 1.0
+) -> Weighed:
+    """Gather the evidence of all tokens of the outputs.
 
-
-def corrected(positions: Sequence[Position]) -> list[Position]:
-    """The positions with their verdicts and powers, corrected for their number."""
-    stands = holm([item.fit.p_value for item in positions], FALSE_ALARM_RATE)
-    level = FALSE_ALARM_RATE / max(1, len(positions))
-    return [
-        replace(
-            item,
-            passed=passed,
-            power=tuple(item.fit.power(distance, level) for distance in ALTERNATIVES),
-        )
-        for item, passed in zip(positions, stands, strict=True)
+    E is the product of q(x) / p(x) over all tokens, where q is what was drawn after the same prefix
+    so far, beside p as if that had been drawn so many times. Given what came before, each factor
+    has a mean of 1 under p, so that E exceeds 1 / alpha with a probability of at most alpha at any
+    moment (Ville's inequality). Source: the prequential plug-in of Dawid (1984).
+    """
+    known: dict[Tokens, NDArray[np.float64]] = {}
+    seen: dict[Tokens, NDArray[np.float64]] = {}
+    log_e, highest = np.zeros(len(PRIORS)), 0.0
+    for output in outputs:
+        for position, token in enumerate(output):
+            before = output[:position]
+            if before not in known:
+                known[before] = filtered(probabilities(cell.prompt + before), cell.params)
+                seen[before] = np.zeros(len(known[before]))
+            row, counts = known[before], seen[before]
+            due = max(row[token], _IMPOSSIBLE)
+            log_e += np.log((counts[token] / due + PRIORS) / (counts.sum() + PRIORS))
+            if row[token] < due:
+                log_e -= math.log(_IMPOSSIBLE)
+            highest = max(highest, float(np.logaddexp.reduce(log_e)) - math.log(len(PRIORS)))
+            counts[token] += 1
+    tokens = int(sum(counts.sum() for counts in seen.values()))
+    learnt = [
+        (np.count_nonzero(known[each]) - 1) / 2 * np.log1p(seen[each].sum() / PRIORS)
+        for each in known
     ]
+    cost = float(np.min(np.sum(learnt, 0))) + math.log(len(PRIORS))
+    return Weighed(cell.name, share, tokens, highest, len(known), cost)

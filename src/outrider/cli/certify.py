@@ -20,6 +20,7 @@ from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
 from ..config.validation import real, unreadable
 from ..errors import InvalidConfigError, missing
+from .certify_endpoint import Server, certify_endpoint
 from .options import Drafting, Models, Output, Setup, choose_method, refuse, titled
 from .signals import terminable
 
@@ -32,7 +33,7 @@ PROMPT_TOKENS = 16
 SEQUENCES = 64
 CONTRACT = """\
 Exact: the engine as it ships is enumerated on small random models, over a design that covers every
-triple of settings. Statistical: the engine under its own random numbers on real models, by G-tests;
+triple of settings. Statistical: the engine under its own random numbers on real models, token by token;
 in float32 unless --dtype or a GGUF file says otherwise. Controls: planted faults, each of which a
 named check must reject. Runtime: a model's answers, whatever a cache holds, beside those of an
 empty one, or of transformers without a cache; run by --runtime alone, or --tier runtime, then in
@@ -111,9 +112,12 @@ def certify(
     *,
     what: Annotated[What, titled("What is certified")] = What(),
     models: Annotated[Models, titled("Models (statistical and runtime tiers)")] = Models(),
+    server: Annotated[Server, titled("Another engine")] = Server(),
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> int:
     """Prove that the output has the target's distribution, and that the proof can fail."""
+    if server.endpoint is not None:
+        return certify_endpoint(server, models, output)
     tiers = what.tiers(models)
     for where, names, expected in _ONLY_IN:
         if not set(where) & set(tiers):

@@ -70,31 +70,26 @@ class Screen:
         self._checks(tier.findings)
 
     def statistical(self, tier: StatisticalTier, seconds: float) -> None:
-        """Print one line a test."""
-        from ..certify.statistics import ALTERNATIVES, FALSE_ALARM_RATE, TOKENS
+        """Print one line a way of speculating."""
+        from ..certify.statistics import FALSE_ALARM_RATE, TOKENS
 
         self._heading("statistical tier", seconds, tier.passed)
         self._say(
             f"The engine under Philox, seed {tier.seed}, {tier.samples:,} continuations of "
-            f"{TOKENS} tokens a cell, against the target's own full forward. G-tests at each "
-            f"position given the tokens before it; false-alarm rate {FALSE_ALARM_RATE:g} for all "
-            f"{len(tier.positions)} together (Holm). Power: the least chance of rejecting a "
-            "distribution that is off by that total variation on the bins tested there."
+            f"{TOKENS} tokens a cell, against the target's own full forward. Evidence: how much "
+            f"likelier they are by what was drawn before, rejected at {1 / FALSE_ALARM_RATE:,.0f} for all cells together "
+            f"(a false-alarm rate of {FALSE_ALARM_RATE:g}). Found: the total variation that is "
+            "seen with a probability of .9."
         )
-        powers = [f"power\nat {each:g}" for each in ALTERNATIVES]
-        found = table("\ncell", right=("\ntoken", "\nsamples", "\ndf", "\nG", "\np", *powers))
-        found.add_column("\nverdict")
-        for item in tier.positions:
+        found = table("cell", right=("prefixes", "tokens", "evidence", "found"))
+        found.add_column("verdict")
+        for item in tier.cells:
             found.add_row(
                 item.cell,
-                str(item.position),
-                f"{item.fit.samples:,}",
-                str(item.fit.freedom),
-                f"{item.fit.statistic:.1f}",
-                f"{item.fit.p_value:.3f}"
-                if item.fit.p_value >= 0.001
-                else _error(item.fit.p_value),
-                *(f"{power:.0%}" for power in item.power),
+                f"{item.histories:,}",
+                f"{item.tokens:,}",
+                f"{math.exp(min(700.0, item.highest)) * item.share:.2g}",
+                f"{item.power:.3f}",
                 _verdict(item.passed),
             )
         self._print(found)

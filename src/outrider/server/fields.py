@@ -43,8 +43,6 @@ _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "detokenize": (True,),
     "skip_special_tokens": (True,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "prompt_logprobs": (False,),
     "typical_p": (1,),
     "tfs_z": (1,),

@@ -98,9 +98,11 @@ class Reply:
                 found.append(self._chunk(self._delta(index, {"role": "assistant", "content": ""})))
             text = "".join(event.text or "" for event in events)
             reason = events[-1].finish_reason
-            if text or reason or self.body.top is not None or self.figures == "detailed":
+            seen = self.body.top is not None or self.body.return_token_ids
+            if text or reason or seen or self.figures == "detailed":
                 delta = self._delta(index, {"content": text} if self.chats else text)
-                chunk = self._chunk(delta | {"logprobs": self._logprobs(events)})
+                logprobs = {"logprobs": self._logprobs(events)}
+                chunk = self._chunk(delta | logprobs | self._ids(events))
                 if self.figures == "detailed":
                     (each,) = (each for each in of_choices if each.choice == index)
                     chunk["speculation"] = {
@@ -183,6 +185,11 @@ class Reply:
         name = "delta" if self.chats else "text"
         return {"index": index, name: content, "logprobs": None, "finish_reason": reason}
 
+    def _ids(self, events: Sequence[StreamEvent]) -> dict[str, Any]:
+        """Return the ids of tokens, as vLLM has them; nothing if none were asked for."""
+        asked = self.body.return_token_ids
+        return {"token_ids": [event.token_id for event in events]} if asked else {}
+
     def _index(self, event: StreamEvent) -> int:
         return event.request * (self.body.n or 1) + event.choice
 
@@ -195,6 +202,7 @@ class Reply:
             **(said if self.chats else {"text": text}),
             "logprobs": self._logprobs(events),
             "finish_reason": reason,
+            **self._ids(events),
         }
 
     def _logprobs(self, events: Sequence[StreamEvent]) -> dict[str, Any] | None:
@@ -236,7 +244,10 @@ class Reply:
         assert self.texts is not None
         values: dict[int, float | None] = dict(event.top_logprobs or ())
         order = [event.token_id, *(each for each in values if each != event.token_id)]
-        names = self.texts.keys(order, first=event.position == 0)
+        if self.body.return_tokens_as_token_ids:
+            names = {token_id: f"token_id:{token_id}" for token_id in order}
+        else:
+            names = self.texts.keys(order, first=event.position == 0)
         values.setdefault(event.token_id, event.logprob)
         return names[event.token_id], {
             names[each]: _finite(value) for each, value in values.items()
@@ -247,8 +258,9 @@ class Reply:
         assert self.texts is not None
         ends = token_id in self.job.states[self._index(event)].stop_ids
         data = b"" if ends else self.texts.data(token_id, first=first)
+        by_id = self.body.return_tokens_as_token_ids
         return {
-            "token": self.texts.text(token_id, first=first),
+            "token": f"token_id:{token_id}" if by_id else self.texts.text(token_id, first=first),
             "logprob": _finite(logprob),
             "bytes": None if data is None else list(data),
         }

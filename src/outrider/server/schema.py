@@ -182,6 +182,8 @@ class Common(Record):
     guided_choice: list[StrictStr] | None = None
     guided_grammar: StrictStr | None = None
     structured_outputs: Structured | None = None
+    return_token_ids: StrictBool = False
+    return_tokens_as_token_ids: StrictBool = False
     speculation_metrics: Speculation | None = None
     speculative: StrictBool | None = None
 

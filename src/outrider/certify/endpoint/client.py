@@ -1,0 +1,254 @@
+"""Asks a server of OpenAI's API for texts, and for log-probabilities of given tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import sleep
+from typing import Any
+
+from ...config.params import SamplingParams
+from ...errors import ModelError, OutriderError, missing
+from .records import Text, Tokens
+
+with missing("endpoint"):
+    import httpx
+
+_TRIES = 6
+_BUSY = (429, 502, 503, 504)
+_LONGEST_WAIT_S = 30.0
+
+_WAYS_OF_IDS: tuple[dict[str, Any], ...] = (
+    {"return_token_ids": True},
+    {"logprobs": 1, "return_tokens_as_token_ids": True},
+    {"logprobs": 1},
+)
+"""What makes servers name the ids of tokens: vLLM and Outrider, vLLM before that, llama.cpp."""
+
+_NEUTRAL: dict[str, Any] = {
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "repeat_penalty": 1.0,
+}
+"""Servers have other defaults for what OpenAI's API does not name; those that refuse a name do not
+have it."""
+
+
+_FIELDS = (
+    *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("min_tokens", "ignore_eos", "stop", "stop_token_ids", "bad_words", "n", "seed"),
+)
+"""Parameters that servers name as we do."""
+
+_PLAIN = SamplingParams()
+
+
+class EndpointError(OutriderError, RuntimeError):
+    """A server cannot be reached, refuses a request, or does not say what is needed."""
+
+
+@dataclass
+class Endpoint:
+    """A server, and how it is asked.
+
+    Args:
+        url: of its API, such as http://localhost:8000/v1.
+        model: its name there; None takes the one that is served.
+        key: sent as a bearer token.
+        timeout_s: how long an answer may take.
+
+    Attributes:
+        extra: fields that every request carries.
+    """
+
+    url: str
+    model: str | None = None
+    key: str | None = None
+    timeout_s: float = 120.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.url = self.url.rstrip("/").removesuffix("/v1") + "/v1"
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        self._http = httpx.Client(headers=headers, timeout=self.timeout_s)
+
+    def connect(self) -> None:
+        """Find the model's name, and how the server names the ids of tokens.
+
+        Raises:
+            EndpointError: the server cannot be reached, serves another model, or names no ids.
+        """
+        served = [str(each["id"]) for each in self._get("/models").get("data", [])]
+        if self.model is None:
+            self.model = served[0] if served else ""
+        elif served and self.model not in served:
+            raise EndpointError(
+                f"{self.url} serves {', '.join(served)}; expected {self.model!r} among them"
+            )
+        self.extra = self._accepted(_NEUTRAL)
+        for way in _WAYS_OF_IDS:
+            try:
+                answer = self.post("/completions", self._body([1], 2, way))
+            except EndpointError:
+                continue
+            if ids_of(answer["choices"][0]) is not None:
+                self.extra |= way
+                return
+        raise EndpointError(
+            f"{self.url} names no token ids under /completions; expected return_token_ids or "
+            "log-probabilities with ids, as vLLM, llama.cpp and Outrider have them"
+        )
+
+    def tokenize(self, text: str) -> Tokens:
+        """Return the ids of a text, as the server reads a prompt.
+
+        Raises:
+            EndpointError: it does not say.
+        """
+        for route, name in (("/v1/tokenize", "prompt"), ("/tokenize", "prompt")):
+            try:
+                body = {"model": self.model, name: text, "content": text, "add_special": True}
+                found = self._send("POST", self.url.removesuffix("/v1") + route, body)
+                return tuple(int(token) for token in found["tokens"])
+            except (EndpointError, KeyError, TypeError, ValueError):
+                continue
+        raise EndpointError(
+            f"{self.url} has no /tokenize; give prompts as token ids, or --reference-model"
+        )
+
+    def complete(self, prompt: Tokens, params: SamplingParams, **fields: Any) -> list[Text]:
+        """Ask for the choices of a request.
+
+        Args:
+            prompt: ids.
+            params: of the request; stop strings, biases and the like as OpenAI's API has them.
+            fields: further fields of the body.
+
+        Raises:
+            EndpointError: the server refuses it, or says too little.
+        """
+        body = self._body(list(prompt), params.max_tokens, body_of(params) | fields)
+        answer = self.post("/completions", body)
+        texts = []
+        for choice in sorted(answer["choices"], key=lambda each: int(each.get("index", 0))):
+            ids = ids_of(choice)
+            if ids is None:
+                raise EndpointError(f"{self.url} names no token ids in an answer")
+            texts.append(
+                Text(
+                    prompt,
+                    ids,
+                    str(choice.get("text", "")),
+                    choice.get("finish_reason"),
+                    body,
+                    logprobs_of(choice),
+                    answer.get("usage") or {},
+                    answer.get("metrics") or {},
+                )
+            )
+        return texts
+
+    def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request, again while the server is busy, and return the answer.
+
+        Raises:
+            EndpointError: it cannot be reached, or refuses.
+        """
+        return self._send("POST", self.url + route, body)
+
+    def first(self, prompt: Tokens, **fields: Any) -> dict[str, Any]:
+        """Return the answer of one token after a prompt, its first choice.
+
+        Raises:
+            EndpointError: the server refuses it.
+        """
+        body = self._body(list(prompt), 1, {"temperature": 1.0, **fields})
+        choice: dict[str, Any] = self.post("/completions", body)["choices"][0]
+        return choice
+
+    def _get(self, route: str) -> dict[str, Any]:
+        return self._send("GET", self.url + route, None)
+
+    def _body(self, prompt: list[int], tokens: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            **self.extra,
+            **fields,
+        }
+
+    def _accepted(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of some fields that the server takes."""
+        kept = {}
+        for name, value in fields.items():
+            with suppress(EndpointError):
+                self.first((1,), **{name: value})
+                kept[name] = value
+        return kept
+
+    def _send(self, method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        for attempt in range(_TRIES):
+            try:
+                answer = self._http.request(method, url, json=body)
+            except httpx.HTTPError as error:
+                raise EndpointError(
+                    f"{url} cannot be reached: {error or type(error).__name__}; expected the "
+                    "address of a running server, such as http://localhost:8000/v1"
+                ) from error
+            if answer.status_code not in _BUSY or attempt == _TRIES - 1:
+                break
+            given = answer.headers.get("Retry-After", "")
+            sleep(min(_LONGEST_WAIT_S, float(given) if given.isdigit() else 2.0**attempt))
+        try:
+            found = answer.json()
+        except ValueError:
+            found = None
+        if answer.status_code >= 400 or not isinstance(found, dict):
+            said = found.get("error", found) if isinstance(found, dict) else answer.text
+            said = said.get("message", said) if isinstance(said, dict) else said
+            raise EndpointError(f"{url} answers {answer.status_code}: {str(said)[:300]}")
+        return found
+
+
+def body_of(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields of a request that ask for parameters, without those that ask for nothing."""
+    body: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
+    for name in _FIELDS:
+        value = getattr(params, name)
+        if value != getattr(_PLAIN, name):
+            body[name] = list(value) if isinstance(value, tuple) else value
+    if params.biases:
+        body["logit_bias"] = {str(token): bias for token, bias in params.biases}
+    return body
+
+
+def ids_of(choice: Mapping[str, Any]) -> Tokens | None:
+    """Return the ids of an answer's tokens, wherever they are; None if they are not there."""
+    given = choice.get("token_ids")
+    if given is not None:
+        return tuple(int(token) for token in given)
+    logprobs = choice.get("logprobs") or {}
+    if logprobs.get("content"):
+        found = [each.get("id") for each in logprobs["content"]]
+        return None if None in found else tuple(map(int, found))
+    named = [id_in(name) for name in logprobs.get("tokens") or ()]
+    return None if not named or None in named else tuple(named)  # type: ignore[arg-type]
+
+
+def id_in(name: str) -> int | None:
+    """Return the id in a name such as "token_id:17", None if it is another."""
+    found = re.fullmatch(r"token_id:(\d+)", name)
+    return int(found[1]) if found else None
+
+
+def logprobs_of(choice: Mapping[str, Any]) -> tuple[float | None, ...] | None:
+    """Return the log-probabilities that came with an answer's tokens, None if none did."""
+    logprobs = choice.get("logprobs") or {}
+    if logprobs.get("content"):
+        return tuple(each.get("logprob") for each in logprobs["content"])
+    given = logprobs.get("token_logprobs")
+    return None if given is None else tuple(given)

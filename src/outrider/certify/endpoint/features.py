@@ -1,0 +1,213 @@
+"""What is looked at in a draw: numbers that each token would give, known before it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...config.params import SamplingParams
+from ..reference import filtered, processed
+from .records import Cells, Listing, Row, Text, Tokens
+
+BINS = 5
+"""Bins of the probability integral transform."""
+
+FEATURES = (
+    "the likeliest token",
+    "surprise",
+    *(f"probability integral transform, bin {n} of {BINS}" for n in range(1, BINS + 1)),
+    "a token that the parameters exclude",
+    "a token of the output so far",
+    "the token that a look-up proposes",
+    "the draft model's likeliest token",
+    "the draft model's probability",
+    "the probability without the parameter",
+)
+
+_LONGEST = 4
+"""Look-ups go by the last so many tokens, or fewer."""
+
+PLAIN = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One token of a text, and what is known before it.
+
+    Attributes:
+        listing: of the target.
+        prompt, output: the tokens before it.
+        draft: the draft model's distribution, if there is one.
+    """
+
+    listing: Listing
+    prompt: Tokens
+    output: Tokens
+    draft: Listing | None = None
+
+
+def cells_of(place: Place, params: SamplingParams) -> Cells | None:
+    """Return the distribution that parameters make; None where the listing does not say it.
+
+    A listing of all tokens always says it. One of the likeliest does at temperature 1 without
+    filters, and where its least token is beyond top-k, if it lists what else the parameters touch.
+
+    Args:
+        place: before the draw.
+        params: of the request.
+    """
+    listing = place.listing
+    whole, narrowed = listing.rest < 1e-6, _narrowed(params)
+    touched, raised = _touched(place, params)
+    if not whole:
+        missing = touched - set(listing.ids.tolist())
+        if missing and (raised & missing or not params.top_k):
+            return None
+        if params.allowed_token_ids is not None or (narrowed and not params.top_k):
+            return None
+    row = np.zeros(2 + max(int(listing.ids.max()), *touched, *place.prompt, *place.output))
+    row[listing.ids] = listing.probs
+    if not whole:
+        # With filters any token that is not listed, and is as likely as one may be.
+        row[-1] = listing.probs.min() if narrowed else listing.rest
+    probs = filtered(processed(row, place.prompt, place.output, params), params)
+    if not whole and narrowed and probs[-1] > 0:
+        return None
+    ids = listing.ids[np.argsort(-probs[listing.ids], kind="stable")]
+    return Cells(ids, np.append(probs[ids], probs[-1]))
+
+
+def values(place: Place, cells: Cells) -> Row:
+    """Return the features [J, K + 1] of every token that may be drawn, NaN where there is none."""
+    probs, ids = cells.probs, cells.ids
+    found = np.full((len(FEATURES), len(probs)), np.nan)
+    found[0] = -1.0
+    found[0, 0] = 1.0
+    logs = -np.log(np.maximum(probs, 1e-300))
+    mean = probs @ logs
+    spread = np.sqrt(max(probs @ logs**2 - mean**2, 0.0))
+    if spread > 1e-9:
+        found[1] = ((logs - mean) / spread / 4).clip(-1, 1)
+    ends = probs.cumsum()
+    edges = np.linspace(0, 1, BINS + 1)
+    for number, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        shared = (np.minimum(ends, high) - np.maximum(ends - probs, low)).clip(min=0)
+        found[2 + number] = 2 * (shared / np.maximum(probs, 1e-300)).clip(max=1) - 1
+    if (probs[:-1] == 0).any():
+        found[7] = np.where(probs > 0, -1.0, 1.0)
+    if place.output:
+        found[8] = np.where(np.isin(np.append(ids, -1), place.output), 1.0, -1.0)
+    proposed = looked_up((*place.prompt, *place.output))
+    if proposed is not None:
+        found[9] = np.where(np.append(ids, -1) == proposed, 1.0, -1.0)
+    if place.draft is not None:
+        likeliest = place.draft.ids[place.draft.probs.argmax()]
+        found[10] = np.where(np.append(ids, -1) == likeliest, 1.0, -1.0)
+        found[11] = _ratio(place.draft.at(ids), probs)
+    return found
+
+
+def gains(
+    places: Sequence[Place],
+    tokens: Tokens,
+    params: SamplingParams,
+    other: SamplingParams | None = None,
+) -> Row:
+    """Return f(x) - sum p f of each token and feature, float64 [n, J]; NaN where there is none.
+
+    Args:
+        places: before each token.
+        tokens: of a text.
+        params: by which they were drawn, if the hypothesis holds.
+        other: those by which they may have been drawn instead.
+    """
+    rows = np.full((len(places), len(FEATURES)), np.nan)
+    for index, (place, token) in enumerate(zip(places, tokens, strict=True)):
+        cells = cells_of(place, params)
+        if cells is None:
+            continue
+        found = values(place, cells)
+        instead = None if other is None else cells_of(place, other)
+        if instead is not None:
+            found[12] = _ratio(Listing(instead.ids, instead.probs[:-1]).at(cells.ids), cells.probs)
+        rows[index] = found[:, cells.cell(token)] - found @ cells.probs
+    return rows
+
+
+def rounding(places: Sequence[Place], again: Sequence[Listing]) -> Row:
+    """Return by how much means of features change when texts are scored again, float64 [n, J].
+
+    Args:
+        places: of texts.
+        again: of the same tokens, computed in other company.
+    """
+    rows = np.full((len(places), len(FEATURES)), np.nan)
+    for index, (place, other) in enumerate(zip(places, again, strict=True)):
+        cells = cells_of(place, PLAIN)
+        assert cells is not None, "every listing says the distribution at temperature 1"
+        rows[index] = np.abs(values(place, cells) @ (other.at(cells.ids) - cells.probs))
+    return rows
+
+
+def looked_up(tokens: Tokens) -> int | None:
+    """Return what followed the last few tokens where they stood before, the latest time."""
+    for length in range(_LONGEST, 0, -1):
+        end = tokens[len(tokens) - length :]
+        for begin in range(len(tokens) - length - 1, -1, -1):
+            if tokens[begin : begin + length] == end:
+                return tokens[begin + length]
+    return None
+
+
+def coincidences(texts: Sequence[Text], scored: Sequence[Sequence[Place]]) -> Row:
+    """Return whether two texts have equal tokens at equal places, less the probability of that.
+
+    The first tokens are left out. Tokens that are not listed count as different.
+
+    Args:
+        texts: two, drawn at once.
+        scored: what is known before each of their tokens.
+
+    Returns:
+        2 (1{x = y} - sum_v p(v) q(v)), float64 [n, 1].
+    """
+    rows = []
+    for place in range(1, min(map(len, scored))):
+        one, other = (cells_of(each[place], PLAIN) for each in scored)
+        assert one is not None and other is not None, "every listing says it without parameters"
+        first, second = (text.tokens[place] for text in texts)
+        common = Listing(other.ids, other.probs[:-1]).at(one.ids)[:-1]
+        same = first == second and first in one.ids and first in other.ids
+        rows.append(2 * (float(same) - float(one.probs[:-1] @ common)))
+    return np.array(rows, dtype=np.float64).reshape(-1, 1)
+
+
+def _ratio(other: Row, probs: Row) -> Row:
+    """Return the logarithm of a ratio of probabilities, cut to [-1, 1]."""
+    return np.asarray(np.log((other + 1e-12) / (probs + 1e-12)).clip(-2, 2) / 2)
+
+
+def _touched(place: Place, params: SamplingParams) -> tuple[set[int], set[int]]:
+    """Return the tokens whose own logits parameters change, and those of them that they raise."""
+    biased = dict(params.biases)
+    raised = {token for token, bias in biased.items() if bias > 0}
+    touched = set(biased) | {word[-1] for word in params.bad_words}
+    if len(place.output) < params.min_tokens:
+        touched |= set(params.stop_token_ids)
+    repeated = params.repetition_penalty
+    counted = (params.presence_penalty, params.frequency_penalty)
+    emitted = set(place.output)
+    if repeated != 1:
+        emitted |= set(place.prompt)
+    if repeated != 1 or any(counted):
+        touched |= emitted
+    if repeated < 1 or min(counted) < 0:
+        raised |= emitted
+    return touched, raised
+
+
+def _narrowed(params: SamplingParams) -> bool:
+    """Whether a temperature or a filter makes another distribution."""
+    return params.temperature != 1 or bool(params.top_k or params.min_p) or params.top_p < 1

@@ -1,0 +1,233 @@
+"""What a server promises beside a distribution: each promise is asked for once, and looked at."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ...config.params import SamplingParams
+from .client import Endpoint, EndpointError
+from .records import Ids, Tokens
+from .references import Reference
+
+Verdict = Literal["honoured", "ignored", "wrong", "refused", "undecided"]
+
+_TIES = 0.05
+"""Differences of greedy texts are ties where their gap is among this share of the smallest."""
+
+_NEAR = 0.05
+"""How far log-probabilities that come with tokens may be from those of the text as a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What became of one promise."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+
+
+def kept(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) -> list[Promise]:
+    """Ask for everything that is looked at without statistics.
+
+    Args:
+        endpoint: connected.
+        reference: scores texts.
+        prompts: token ids, one at least.
+    """
+    found = []
+    for name, check in _CHECKS.items():
+        try:
+            verdict, detail = check(endpoint, reference, prompts)
+        except EndpointError as error:
+            verdict, detail = "refused", str(error)
+        found.append(Promise(name, verdict, detail))
+    return found
+
+
+Found = tuple[Verdict, str]
+Check = Callable[[Endpoint, Reference, Sequence[Tokens]], Found]
+
+
+def greedy(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether a text at temperature 0 is the likeliest at every token, and how near the others are.
+
+    The gap of a token that is not the likeliest is ranked among the gaps between the two likeliest
+    of all tokens: rounding decides where they are smallest.
+    """
+    gaps: list[float] = []
+    missed: list[float] = []
+    for prompt in prompts[:4]:
+        (text,) = endpoint.complete(prompt, SamplingParams(temperature=0, max_tokens=48))
+        for listing, token in zip(reference.score(prompt, text.tokens), text.tokens, strict=True):
+            likeliest = sorted(listing.probs, reverse=True)[:2]
+            gaps.append(math.log(likeliest[0] / max(likeliest[-1], 1e-300)))
+            own = max(float(listing.at(_ids(token))[0]), 1e-300)
+            if own < likeliest[0]:
+                missed.append(math.log(likeliest[0] / own))
+    if not missed:
+        return "honoured", f"{len(gaps)} tokens, all the likeliest"
+    rank = sum(gap <= max(missed) for gap in gaps)
+    said = f"{len(missed)} of {len(gaps)} tokens are not the likeliest; the largest gap {max(missed):.3g}"
+    where = f"{said} has rank {rank} among all gaps"
+    if rank <= max(1, _TIES * len(gaps)):
+        return "honoured", f"{where}: ties"
+    return "wrong", where
+
+
+def stop(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether texts end before stop strings, wherever these begin and end."""
+    (whole,) = endpoint.complete(prompts[0], SamplingParams(temperature=0, max_tokens=48))
+    tried = 0
+    for begin in range(3, len(whole.text) - 4, 5):
+        ending = whole.text[begin : begin + 4]
+        first = whole.text.find(ending)
+        params = SamplingParams(temperature=0, max_tokens=48, stop=(ending,))
+        (text,) = endpoint.complete(prompts[0], params)
+        if text.text == whole.text:
+            return "ignored", f"{ending!r} did not end a text: {text.text[:80]!r}"
+        if text.text != whole.text[:first] or text.finish_reason != "stop":
+            given = f"{text.text[-40:]!r}, {text.finish_reason}"
+            return "wrong", f"at {ending!r} a text ended {given}, not {whole.text[:first][-40:]!r}"
+        tried += 1
+        if tried == 6:
+            break
+    return ("honoured", f"{tried} strings") if tried else ("undecided", "the text is too short")
+
+
+def stop_token_ids(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether texts end at stop tokens, wherever these come in a round."""
+    (whole,) = endpoint.complete(prompts[0], SamplingParams(temperature=0, max_tokens=48))
+    ends = list(dict.fromkeys(whole.tokens))[1:9]
+    for end in ends:
+        asked = SamplingParams(temperature=0, max_tokens=48, stop_token_ids=(end,))
+        (text,) = endpoint.complete(prompts[0], asked)
+        before = whole.tokens[: whole.tokens.index(end)]
+        if text.tokens not in (before, (*before, end)):
+            extra = len(text.tokens) - len(before) - 1
+            return (
+                "ignored" if text.tokens == whole.tokens else "wrong",
+                f"{extra} tokens came after it",
+            )
+    return ("honoured", f"{len(ends)} tokens") if ends else ("undecided", "the text is too short")
+
+
+def max_tokens(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether texts have no more tokens than were asked for."""
+    for most in (1, 2, 3, 6, 11):
+        (text,) = endpoint.complete(prompts[0], SamplingParams(max_tokens=most))
+        if len(text.tokens) > most or (len(text.tokens) < most and text.finish_reason == "length"):
+            return "wrong", f"{len(text.tokens)} tokens where {most} were asked for"
+    return "honoured", "1 to 11 tokens"
+
+
+def choices(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether n texts come, and not one text n times."""
+    texts = endpoint.complete(prompts[0], SamplingParams(max_tokens=16, n=4))
+    if len(texts) != 4:
+        return "ignored", f"{len(texts)} texts where 4 were asked for"
+    different = len({text.tokens for text in texts})
+    return (
+        ("honoured", f"{different} different texts of 4") if different > 1 else ("wrong", "equal")
+    )
+
+
+def seed(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether a seed gives one text, and another seed another one."""
+    asked = [SamplingParams(max_tokens=24, seed=each) for each in (11, 11, 12)]
+    one, same, other = (endpoint.complete(prompts[0], each)[0].tokens for each in asked)
+    if one == other:
+        return "wrong", "two seeds gave the same text"
+    return ("honoured", "repeated") if one == same else ("ignored", "a seed gave two texts")
+
+
+def response_format(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether a text is the JSON object that was asked for."""
+    asked = SamplingParams(max_tokens=96)
+    form = {"type": "json_object"}
+    (text,) = endpoint.complete(prompts[0], asked, response_format=form)
+    if text.finish_reason == "length":
+        begun = text.text.lstrip()[:1] in ("{", "")
+        return ("undecided", "cut") if begun else ("ignored", f"no object: {text.text[:60]!r}")
+    with suppress(ValueError):
+        if isinstance(json.loads(text.text), dict):
+            return "honoured", f"an object: {text.text[:60]!r}"
+    return "ignored", f"no object: {text.text[:60]!r}"
+
+
+def logprobs(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether the log-probabilities that come with tokens are those of the text as a prompt."""
+    (text,) = endpoint.complete(prompts[0], SamplingParams(max_tokens=32), logprobs=1)
+    if text.logprobs is None:
+        return "ignored", "none came"
+    given = [value for value in text.logprobs if value is not None]
+    if given and not any(given):
+        return "wrong", f"0.0 for each of {len(given)} tokens"
+    apart = [
+        abs(value - math.log(known))
+        for value, listing, token in zip(
+            text.logprobs, reference.score(text.prompt, text.tokens), text.tokens, strict=False
+        )
+        if value is not None and (known := float(listing.at(_ids(token))[0])) > 0
+    ]
+    if len(given) < len(text.tokens):
+        return "wrong", f"{len(given)} values for {len(text.tokens)} tokens"
+    said = f"off by {max(apart, default=0.0):.2g} at most"
+    return ("honoured" if max(apart, default=0.0) < _NEAR else "wrong"), said
+
+
+def usage(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether tokens are counted as they came."""
+    (text,) = endpoint.complete(prompts[0], SamplingParams(max_tokens=21))
+    if not text.usage:
+        return "ignored", "no counts"
+    counted = text.usage.get("prompt_tokens"), text.usage.get("completion_tokens")
+    came = len(text.prompt), len(text.tokens)
+    said = f"{counted[0]} + {counted[1]} tokens counted, {came[0]} + {came[1]} came"
+    return ("honoured" if counted == came else "wrong"), said
+
+
+def acceptance(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+    """Whether what is said of drafts can be true of the tokens that came.
+
+    Every round emits what it accepted and one token more, but for the last one, and the first token
+    may come before any round.
+    """
+    ways = ({"speculation_metrics": "summary"}, {})
+    for way in ways:
+        with suppress(EndpointError):
+            (text,) = endpoint.complete(prompts[0], SamplingParams(max_tokens=48), **way)
+            break
+    figures = text.metrics.get("speculative_decoding")
+    if not figures:
+        return "undecided", "the server gives no figures of a request"
+    rounds, accepted = figures["num_spec_steps"], figures["num_accepted_draft_tokens"]
+    drafted, came = figures["num_draft_tokens"], len(text.tokens)
+    said = f"{accepted} of {drafted} drafted tokens accepted in {rounds} rounds, {came} tokens came"
+    possible = accepted <= drafted and came - rounds - 1 <= accepted <= came - rounds + 1
+    return ("honoured" if possible else "wrong"), said
+
+
+_CHECKS: dict[str, Check] = {
+    "temperature 0": greedy,
+    "stop": stop,
+    "stop_token_ids": stop_token_ids,
+    "max_tokens": max_tokens,
+    "n": choices,
+    "seed": seed,
+    "response_format": response_format,
+    "logprobs": logprobs,
+    "usage": usage,
+    "acceptance figures": acceptance,
+}
+
+
+def _ids(token: int) -> Ids:
+    return np.array([token], dtype=np.int64)

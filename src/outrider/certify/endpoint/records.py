@@ -1,0 +1,101 @@
+"""What is asked of an engine, what it answers, and what a reference says of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...config.params import SamplingParams
+
+Row = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One way of asking for texts.
+
+    Attributes:
+        name: what it is about, such as "top_p".
+        params: of its requests.
+        tokens: how many are looked at, at most.
+        weight: its share of the evidence; those of all questions add up to 1.
+        ignored: parameters that hold if the engine ignores what the question is about.
+    """
+
+    name: str
+    params: SamplingParams
+    tokens: int
+    weight: float
+    ignored: SamplingParams | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One finished text.
+
+    Attributes:
+        prompt, tokens: ids.
+        text: what the tokens read as.
+        finish_reason: as the engine has it.
+        body: the request.
+        logprobs: of the tokens, as they came with them; None if none were asked for.
+        usage, metrics: the engine's own counts; empty where it gives none.
+    """
+
+    prompt: Tokens
+    tokens: Tokens
+    text: str
+    finish_reason: str | None
+    body: dict[str, Any]
+    logprobs: tuple[float | None, ...] | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listing:
+    """Probabilities of the next token, before any parameter.
+
+    Attributes:
+        ids: int64 [K], the likeliest tokens or all of them.
+        probs: float64 [K]; less than 1 together where tokens are missing.
+    """
+
+    ids: Ids
+    probs: Row
+
+    @property
+    def rest(self) -> float:
+        """The probability of all tokens that are not listed."""
+        return max(0.0, 1.0 - float(self.probs.sum()))
+
+    def at(self, ids: Ids) -> Row:
+        """Return the probabilities of some tokens [K], and behind them that of all others."""
+        order = np.argsort(self.ids)
+        place = np.searchsorted(self.ids[order], ids).clip(max=len(order) - 1)
+        found = order[place]
+        probs = np.where(self.ids[found] == ids, self.probs[found], 0.0)
+        return np.append(probs, max(0.0, 1.0 - probs.sum()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """What the next token may be under a request's parameters: listed tokens, and any other one.
+
+    Attributes:
+        ids: int64 [K], likeliest first.
+        probs: float64 [K + 1], the last one of all other tokens together.
+    """
+
+    ids: Ids
+    probs: Row
+
+    def cell(self, token: int) -> int:
+        """Return the place of a token; K for one that is not listed."""
+        found = np.flatnonzero(self.ids == token)
+        return int(found[0]) if len(found) else len(self.ids)

@@ -1,0 +1,263 @@
+"""Asks a server for texts, scores them, and gathers the evidence, question by question."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count, cycle, islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from . import evidence, features
+from .client import EndpointError
+from .evidence import Evidence
+from .features import FEATURES, Place
+from .questions import pairs, parameters, plain
+from .records import Question, Row, Text, Tokens
+from .references import Reference
+
+Ask = Callable[[Question, int, Tokens], list[Text]]
+"""Takes a question, the number of its request, and a prompt; returns texts."""
+
+Report = Callable[[int, int, str], None]
+"""Takes how many tokens were looked at, of how many, and what is being asked."""
+
+TWICE = 3
+"""How many texts are scored twice, for what rounding does."""
+
+_MARGIN = 2.0
+"""What rounding did on average counts so many times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is asked.
+
+    Attributes:
+        tokens: of texts without parameters, at most.
+        each: of texts with one parameter.
+        length: tokens of a text.
+        alpha: the rate of false alarms, of all questions together.
+        concurrency: requests that are sent at once, an even number.
+        only: parameters to ask about; all by default.
+    """
+
+    tokens: int = 4096
+    each: int = 768
+    length: int = 64
+    alpha: float = 0.01
+    concurrency: int = 8
+    only: tuple[str, ...] = ()
+
+
+@dataclass
+class Answer:
+    """What is found for one question, text by text.
+
+    Attributes:
+        alpha: the rate of false alarms of all questions together.
+        against: evidence against the distribution that was asked for.
+        ignored: evidence against the one without the parameter, if that is another.
+        refused: what the server said, if it takes no such request.
+        worst: the text that speaks most against it, and how much.
+        seconds: it took.
+    """
+
+    question: Question
+    alpha: float
+    against: Evidence = field(default_factory=lambda: evidence.start(len(FEATURES)))
+    ignored: Evidence = field(default_factory=lambda: evidence.start(len(FEATURES)))
+    refused: str | None = None
+    worst: tuple[float, Text | None] = (-math.inf, None)
+    seconds: float = 0.0
+
+    def add(self, text: Text, gains: Row, noise: Row, otherwise: Row | None) -> None:
+        """Look at a text.
+
+        Args:
+            text: the text.
+            gains: of its tokens, float64 [n, features].
+            noise: what rounding does to the mean of each feature, float64 [features].
+            otherwise: gains if the parameter is ignored, if that is another distribution.
+        """
+        if len(gains):
+            feature, bet = np.unravel_index(self.against.held.argmax(), self.against.held.shape)
+            speaks = float(evidence.growth(gains, noise)[:, feature, bet].sum())
+            self.worst = max(self.worst, (speaks, text), key=lambda each: each[0])
+        self.against = evidence.look(self.against, gains, noise)
+        if otherwise is not None:
+            self.ignored = evidence.look(self.ignored, otherwise, noise)
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the texts are no draws from what was asked for."""
+        return self._rejects(self.against)
+
+    @property
+    def verdict(self) -> str:
+        """One of honoured, ignored, wrong, refused, and undecided."""
+        if self.refused is not None:
+            return "refused"
+        alone = self.question.ignored is None
+        if self.rejected:
+            return "wrong" if alone or self._rejects(self.ignored) else "ignored"
+        return "honoured" if alone or self._rejects(self.ignored) else "undecided"
+
+    @property
+    def over(self) -> bool:
+        """Whether more texts would say nothing new."""
+        return self.verdict == "wrong" or self.against.tokens >= self.question.tokens
+
+    def summary(self) -> dict[str, Any]:
+        """Return it as JSON takes it; evidence is the logarithm of E."""
+        text = self.worst[1]
+        return {
+            "question": self.question.name,
+            "verdict": self.verdict,
+            "weight": self.question.weight,
+            "tokens": self.against.tokens,
+            "log_e": self.against.log_e,
+            "highest_log_e": self.against.highest,
+            "curve": self.against.curve,
+            "log_e_if_ignored": self.ignored.log_e if self.question.ignored else None,
+            "refused": self.refused,
+            "request": text and text.body,
+            "text": text and text.text,
+            "seconds": self.seconds,
+        }
+
+    def _rejects(self, found: Evidence) -> bool:
+        return found.highest + math.log(self.question.weight) >= -math.log(self.alpha)
+
+
+def certify(
+    ask: Ask,
+    reference: Reference,
+    prompts: Sequence[Tokens],
+    plan: Plan,
+    report: Report = lambda *_: None,
+    draft: Reference | None = None,
+) -> tuple[list[Answer], Row]:
+    """Ask all questions, one after another; each ends early where its answer is certain.
+
+    Args:
+        ask: sends a request.
+        reference: scores texts.
+        prompts: token ids; used in turn.
+        plan: how much is asked.
+        report: of progress.
+        draft: the server's draft model, if it is known.
+
+    Returns:
+        An answer for each question, and what rounding does to the mean of each feature.
+
+    Raises:
+        EndpointError: the server fails, or refuses a request without parameters.
+    """
+    asker = _Asker(ask, reference, draft, plan, report)
+    answers = list(asker.ordinary(prompts))
+    for question in parameters(asker.texts, plan.each, plan.length, reference.listed, plan.only):
+        answers.append(asker.about(question, prompts))
+    return answers, asker.noise
+
+
+class _Asker:
+    """Sends requests and looks at texts.
+
+    Attributes:
+        texts: those without parameters.
+        noise: what rounding does to the mean of each feature, float64 [features].
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        reference: Reference,
+        draft: Reference | None,
+        plan: Plan,
+        report: Report,
+    ) -> None:
+        self._ask, self._reference, self._draft = ask, reference, draft
+        self._plan, self._report = plan, report
+        self._rounding: list[Row] = []
+        self.noise = np.zeros(len(FEATURES))
+        self.texts: list[Text] = []
+
+    def ordinary(self, prompts: Sequence[Tokens]) -> tuple[Answer, Answer]:
+        """Ask for ordinary texts, each prompt twice at once.
+
+        The first token of a text comes from the prompt's forward, and is left out.
+        """
+        plan, begun = self._plan, perf_counter()
+        alone = Answer(plain(plan.tokens, plan.length), plan.alpha)
+        joint = Answer(pairs(plan.tokens, plan.length), plan.alpha, evidence.start(1))
+        twice = (prompt for prompt in cycle(prompts) for _ in range(2))
+        for texts in self._waves(alone.question, twice):
+            scored = [self._places(text) for text in texts]
+            self.texts += texts
+            for text, places in zip(texts, scored, strict=True):
+                self._score_again(text, places)
+                gains = features.gains(places, text.tokens, alone.question.params)
+                alone.add(text, gains[1:], self.noise, None)
+            for first in range(0, len(texts) - 1, 2):
+                same = features.coincidences(texts[first : first + 2], scored[first : first + 2])
+                joint.add(texts[first], same, 2 * self.noise.max(keepdims=True), None)
+            self._report(alone.against.tokens, plan.tokens, alone.question.name)
+            if alone.against.tokens >= plan.tokens or (alone.rejected and joint.rejected):
+                break
+        alone.seconds = joint.seconds = perf_counter() - begun
+        return alone, joint
+
+    def about(self, question: Question, prompts: Sequence[Tokens]) -> Answer:
+        """Ask for texts under a parameter."""
+        begun, answer = perf_counter(), Answer(question, self._plan.alpha)
+        try:
+            for texts in self._waves(question, cycle(prompts)):
+                for text in texts:
+                    places = self._places(text)
+                    asked, other = question.params, question.ignored
+                    gains = features.gains(places, text.tokens, asked, other)
+                    otherwise = other and features.gains(places, text.tokens, other, asked)
+                    answer.add(text, gains, self.noise, otherwise)
+                self._report(answer.against.tokens, question.tokens, question.name)
+                if answer.over:
+                    break
+        except EndpointError as error:
+            if answer.against.tokens:
+                raise
+            answer.refused = str(error)
+        answer.seconds = perf_counter() - begun
+        return answer
+
+    def _waves(self, question: Question, prompts: Iterable[Tokens]) -> Iterator[list[Text]]:
+        """Send requests, some at once, without end."""
+        numbered = zip(count(), prompts, strict=False)
+        with ThreadPoolExecutor(self._plan.concurrency) as pool:
+            while True:
+                wave = islice(numbered, self._plan.concurrency)
+                asked = [pool.submit(self._ask, question, *each) for each in wave]
+                yield [text for each in asked for text in each.result()]
+
+    def _places(self, text: Text) -> list[Place]:
+        """Score a text."""
+        if not text.tokens:
+            return []
+        listings = self._reference.score(text.prompt, text.tokens)
+        drafts = self._draft.score(text.prompt, text.tokens) if self._draft else None
+        return [
+            Place(each, text.prompt, text.tokens[:place], drafts[place] if drafts else None)
+            for place, each in enumerate(listings)
+        ]
+
+    def _score_again(self, text: Text, places: Sequence[Place]) -> None:
+        """Take the measure of rounding, on the first few texts."""
+        if len(self._rounding) < TWICE and places:
+            again = self._reference.again(text.prompt, text.tokens)
+            self._rounding.append(features.rounding(places, again))
+            found = np.concatenate(self._rounding)
+            seen = np.maximum((~np.isnan(found)).sum(0), 1)
+            self.noise = _MARGIN * np.nansum(found, 0) / seen

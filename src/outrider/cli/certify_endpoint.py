@@ -1,0 +1,203 @@
+"""`outrider certify --endpoint`: is another engine's speculation lossless?"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
+from .. import __version__
+from ..config.validation import read_text, real
+from ..errors import InvalidConfigError
+from .files import make_folder, replace_file
+from .options import Models, Output
+
+if TYPE_CHECKING:
+    from ..certify.endpoint.client import Endpoint
+    from ..certify.endpoint.records import Tokens
+    from ..certify.endpoint.references import Reference
+    from ..certify.endpoint.run import Found, Plan
+
+PROMPTS = (
+    "The history of the lighthouse begins with",
+    "def read_table(path):\n    ",
+    "Three things are needed to bake bread:",
+    "Q: Why is the sky blue?\nA:",
+    '[{"id": 1, "name": "alice", "active": true}, {"id": 2,',
+    "Once upon a time, in a village by the sea,",
+    "class Queue:\n    def __init__(self):\n        ",
+    "Dear Sir or Madam,\n\nI write to you because",
+    "The train leaves at seven. If it is late,",
+    "import os\nimport sys\n\n\ndef main():\n    ",
+    "In 1969 the first people",
+    "SELECT name, count(*) FROM orders",
+    "To sort a list of numbers, first",
+    "She opened the letter and read:",
+    "# Installation\n\nRun\n\n    pip install",
+    "The main difference between a virus and a bacterium is",
+)
+"""Beginnings of texts of many kinds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Another engine, behind a server of OpenAI's API.
+
+    Attributes:
+        endpoint: the address of the server, such as http://localhost:8000/v1.
+        reference_endpoint: the address of the same model without speculation.
+        reference_model: the same model's weights, on a runtime of this machine (--runtime ...).
+        own_reference: take the server's own log-probabilities of prompts as the reference: what a
+            server gets wrong there as well is not seen.
+        draft_model: the server's draft model, likewise: makes faults in its use easier to see.
+        model: what the server calls its model; without it the first that it serves.
+        key: sent to the server, also from OUTRIDER_API_KEY.
+        prompts: a file of prompts, one a line, in place of the built-in ones.
+        tokens: of ordinary texts that are looked at, at most.
+        parameter_tokens: of texts for each parameter.
+        length: tokens of a text.
+        alpha: the rate of false alarms, of all questions together.
+        concurrency: requests that are sent at once.
+        only: parameters to ask about; may be repeated; all by default.
+        out: write page, result and texts into this folder.
+    """
+
+    endpoint: str | None = None
+    reference_endpoint: str | None = None
+    reference_model: str | None = None
+    own_reference: Annotated[bool, Parameter(name="--self", negative=())] = False
+    server_draft: str | None = None
+    model: str | None = None
+    key: str | None = None
+    prompts: str | None = None
+    tokens: PositiveInt = 4096
+    parameter_tokens: PositiveInt = 768
+    length: PositiveInt = 64
+    alpha: float = 0.01
+    concurrency: PositiveInt = 8
+    only: tuple[str, ...] = ()
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        real("alpha", self.alpha, "a number in (0, 1)", lambda each: 0 < each < 1)
+        given = (self.reference_endpoint, self.reference_model, self.own_reference or None)
+        count = sum(each is not None for each in given)
+        if self.endpoint is not None and count != 1:
+            raise InvalidConfigError(
+                "--endpoint",
+                self.endpoint,
+                "one of --reference-endpoint URL, --reference-model MODEL and --self beside it",
+            )
+        if self.endpoint is None and (count or self.out or self.only):
+            raise InvalidConfigError("--endpoint", None, "the address of the server to certify")
+
+
+def certify_endpoint(server: Server, models: Models, output: Output) -> int:
+    """Certify a server; return the exit status."""
+    from ..certify.endpoint import promises
+    from ..certify.endpoint.client import Endpoint
+    from ..certify.endpoint.run import Plan, certify
+    from ..certify.endpoint.texts import Texts
+    from .endpoint_screen import page, show, show_plan
+    from .terminal import messages, progress
+    from .terminal import output as standard
+
+    assert server.endpoint is not None
+    folder = None if server.out is None else make_folder("--out", server.out)
+    texts = PROMPTS if server.prompts is None else _lines(server.prompts)
+    plan = Plan(
+        tokens=server.tokens,
+        each=server.parameter_tokens,
+        length=server.length,
+        alpha=server.alpha,
+        concurrency=server.concurrency,
+        only=server.only,
+    )
+    console = messages()
+    endpoint = Endpoint(server.endpoint, server.model, server.key or _key())
+    with console.status(f"connecting to {server.endpoint}"):
+        endpoint.connect()
+    reference, draft, prompts = _reference(server, models, endpoint, texts, console)
+    asked = Texts(endpoint, None if folder is None else folder / "texts.jsonl")
+    screen = None if output.as_json else standard(output.color)
+    if screen is not None:
+        show_plan(screen, endpoint, reference, plan)
+    with progress(console, "certify", unit="tokens") as report:
+        answers, noise = certify(asked.ask, reference, prompts, plan, report, draft)
+        report(0, 1, "promises")
+        kept = promises.kept(endpoint, reference, prompts)
+    found = {
+        "format": "outrider-endpoint/1",
+        "outrider": __version__,
+        "endpoint": endpoint.url,
+        "model": endpoint.model,
+        "reference": reference.name,
+        "plan": asdict(plan),
+        "questions": [each.summary() for each in answers],
+        "promises": [asdict(each) for each in kept],
+        "rounding": [round(float(each), 6) for each in noise],
+    }
+    wrong = [each for each in answers if each.rejected]
+    broken = [each for each in kept if each.verdict in ("wrong", "ignored")]
+    found["passed"] = not wrong and not broken
+    if folder is not None:
+        replace_file(folder / "certificate.json", json.dumps(found, indent=2))
+        replace_file(folder / "index.html", page(found, answers, kept))
+    if screen is None:
+        print(json.dumps(found))
+    else:
+        show(screen, answers, kept, plan)
+        if folder is not None:
+            print(f"\nwritten: {folder / 'index.html'}, {folder / 'certificate.json'}")
+    return 0 if found["passed"] else 1
+
+
+def _key() -> str | None:
+    return os.environ.get("OUTRIDER_API_KEY")
+
+
+def _lines(path: str) -> Sequence[str]:
+    found = [line for line in read_text("--prompts", Path(path)).splitlines() if line.strip()]
+    if not found:
+        raise InvalidConfigError("--prompts", path, "a file with a prompt on every line")
+    return found
+
+
+def _reference(
+    server: Server, models: Models, endpoint: Endpoint, texts: Sequence[str], console: Any
+) -> tuple[Reference, Reference | None, list[Tokens]]:
+    """Return what scores texts, the draft model if it is known, and the prompts' ids."""
+    from ..certify.endpoint.client import Endpoint as Other
+    from ..certify.endpoint.references import EndpointReference, ModelReference
+
+    draft = None
+    if server.reference_model is not None or server.server_draft is not None:
+        from ..engine.loading import load
+
+        def loaded(source: str) -> Any:
+            with console.status(f"loading {source}"):
+                return load(
+                    source,
+                    runtime=models.runtime,
+                    device=models.device,
+                    dtype=models.dtype or "auto",
+                )
+
+        if server.server_draft is not None:
+            draft = ModelReference(loaded(server.server_draft).target, server.server_draft)
+    if server.reference_model is not None:
+        pair = loaded(server.reference_model)
+        prompts = [tuple(int(token) for token in pair.tokenizer.encode(text)) for text in texts]
+        return ModelReference(pair.target, server.reference_model), draft, prompts
+    other = endpoint
+    if server.reference_endpoint is not None:
+        other = Other(server.reference_endpoint, None, server.key or _key())
+        other.connect()
+    reference = EndpointReference(other, concurrency=server.concurrency)
+    return reference, draft, [endpoint.tokenize(text) for text in texts]

@@ -1,0 +1,169 @@
+"""What `outrider certify --endpoint` shows: the plan, tables, and a page for a report of a fault."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from ..certify.endpoint.evidence import tokens_needed
+from ..certify.endpoint.features import FEATURES
+from .terminal import WIDTH
+
+if TYPE_CHECKING:
+    from ..certify.endpoint.client import Endpoint
+    from ..certify.endpoint.promises import Promise
+    from ..certify.endpoint.references import Reference
+    from ..certify.endpoint.run import Answer, Plan
+
+_DISTANCES = (0.2, 0.1, 0.05)
+_BAD = ("wrong", "ignored")
+_COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#bf8700", "#57606a")
+_WIDE, _HIGH = 720, 260
+
+
+def show_plan(console: Console, endpoint: Endpoint, reference: Reference, plan: Plan) -> None:
+    """Print what is about to be asked, and what could be found."""
+    needed = ", ".join(
+        f"{distance:g} in {tokens_needed(distance, plan.alpha, 0.4, len(FEATURES)):,}"
+        for distance in _DISTANCES
+    )
+    console.print(Text(f"certifying {endpoint.model} at {endpoint.url}", "bold"))
+    console.print(
+        Text(
+            f"reference: {reference.name}; at most {plan.tokens:,} tokens of ordinary texts, "
+            f"{plan.each:,} for each parameter; rate of false alarms {plan.alpha:g}. A fault that "
+            f"moves the likeliest token's probability is found with power .9, by total variation: "
+            f"{needed} tokens",
+            "dim",
+        )
+    )
+
+
+def show(console: Console, answers: Sequence[Answer], kept: Sequence[Promise], plan: Plan) -> None:
+    """Print tables and the verdict."""
+    console.print(_tables(answers, kept))
+    console.print(Text(verdict(answers, kept, plan.alpha), "bold"))
+
+
+def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) -> str:
+    """Return what was found, in a sentence."""
+    wrong = [f"{each.question.name} ({each.verdict})" for each in answers if each.rejected]
+    wrong += [f"{each.name} ({each.verdict})" for each in kept if each.verdict in _BAD]
+    if wrong:
+        return f"not lossless, or not as asked: {', '.join(wrong)}"
+    tokens = sum(each.against.tokens for each in answers)
+    return f"no fault found in {tokens:,} tokens, at a rate of false alarms of {alpha:g}"
+
+
+def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
+    """Return one self-contained HTML page."""
+    console = Console(file=StringIO(), record=True, width=WIDTH, highlight=False)
+    console.print(_tables(answers, kept))
+    text = console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
+    alpha = answers[0].alpha
+    title = f"{found['model']}: {verdict(answers, kept, alpha)}"
+    faults = "".join(
+        f"<h2>{escape(each.question.name)}: a request that shows it</h2>"
+        f"<p>{escape(FEATURES[each.against.leader] if len(each.against.held) > 1 else 'equal tokens')}"
+        f"; the text that speaks most against it:</p>"
+        f"<pre>{escape(json.dumps(each.worst[1].body))}\n{escape(each.worst[1].text)}</pre>"
+        for each in answers
+        if each.rejected and each.worst[1] is not None
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{escape(title)}</h1><p>{escape(found['endpoint'])}; reference "
+        f"{escape(found['reference'])}; outrider {escape(found['outrider'])}</p>"
+        f"{picture(answers)}{text}{faults}"
+        f"<h2>All of it</h2><pre>{escape(json.dumps(found, indent=1))}</pre></body></html>\n"
+    )
+
+
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:15px/1.4 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.4rem}h2{font-size:1.1rem}
+pre{font-size:12px;line-height:1.3;overflow-x:auto;white-space:pre-wrap;max-height:40rem}
+svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:currentColor}
+"""
+
+
+def picture(answers: Sequence[Answer]) -> str:
+    """Draw the evidence over tokens, as SVG; a dashed line is where a question is rejected."""
+    curves = [
+        (
+            each.question.name,
+            [(0, 0.0)]
+            + [
+                (tokens, (value + math.log(each.question.weight)) / math.log(10))
+                for tokens, value in each.against.curve
+            ],
+        )
+        for each in answers
+        if each.against.curve
+    ]
+    most = max((tokens for _, curve in curves for tokens, _ in curve), default=1)
+    limit = -math.log10(answers[0].alpha)
+    top = max(limit + 1, min(12, max((v for _, curve in curves for _, v in curve), default=0)))
+    bottom = -4.0
+
+    def at(tokens: int, value: float) -> str:
+        high = (top - min(top, max(bottom, value))) / (top - bottom)
+        return f"{50 + tokens / most * (_WIDE - 60):.1f},{10 + high * (_HIGH - 40):.1f}"
+
+    lines = []
+    for index, (name, curve) in enumerate(curves):
+        color = _COLORS[index % len(_COLORS)]
+        points = " ".join(at(*point) for point in curve)
+        lines.append(
+            f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{points}">'
+            f"<title>{escape(name)}</title></polyline>"
+        )
+        x, y = at(*curve[-1]).split(",")
+        if curve[-1][1] > limit:
+            lines.append(f'<text x="{float(x) - 4}" y="{float(y) + 12}">{escape(name)}</text>')
+    low, high = at(0, limit), at(most, limit)
+    ticks = "".join(
+        f'<text x="4" y="{float(at(0, value).split(",")[1]) + 4}">1e{value}</text>'
+        for value in range(int(bottom), int(top) + 1, 2)
+    )
+    return (
+        f'<svg viewBox="0 0 {_WIDE} {_HIGH}" role="img" aria-label="evidence over tokens">'
+        f'<polyline fill="none" stroke="currentColor" stroke-dasharray="4" points="{low} {high}"/>'
+        f'{"".join(lines)}{ticks}<text x="50" y="{_HIGH - 8}">evidence against each question, '
+        f"over {most:,} tokens; rejected above the dashed line</text></svg>"
+    )
+
+
+def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
+    questions = Table(box=None, header_style="bold", padding=(0, 1))
+    for name in ("question", "verdict", "tokens", "evidence", "seen in"):
+        questions.add_column(name, justify="right" if name in ("tokens", "evidence") else "left")
+    for each in answers:
+        many = len(each.against.held) > 1
+        seen = (FEATURES[each.against.leader] if many else "equal tokens") if each.rejected else ""
+        evidence = f"{math.exp(min(700.0, each.against.highest)) * each.question.weight:.2g}"
+        questions.add_row(
+            each.question.name,
+            Text(each.verdict, "red" if each.rejected else ""),
+            f"{each.against.tokens:,}",
+            evidence,
+            seen or (each.refused or "")[:60],
+        )
+    others = Table(box=None, header_style="bold", padding=(0, 1))
+    for name in ("promise", "verdict", ""):
+        others.add_column(name)
+    for item in kept:
+        style = "red" if item.verdict in _BAD else ""
+        others.add_row(item.name, Text(item.verdict, style), item.detail)
+    return Group(questions, Text(), others)

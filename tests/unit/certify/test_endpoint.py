@@ -1,0 +1,160 @@
+"""Evidence has a mean of one whatever is asked, and servers with a fault are found out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.certify.endpoint import evidence, features
+from outrider.certify.endpoint.features import FEATURES, PLAIN, Place
+from outrider.certify.endpoint.records import Listing, Tokens
+from outrider.certify.reference import filtered, processed
+from outrider.config.params import SamplingParams
+
+PARAMS = (
+    PLAIN,
+    SamplingParams(temperature=0.6, top_k=3),
+    SamplingParams(top_p=0.7),
+    SamplingParams(min_p=0.3, temperature=1.4),
+    SamplingParams(presence_penalty=1.5, frequency_penalty=0.5),
+    SamplingParams(repetition_penalty=1.3, top_k=4),
+    SamplingParams(logit_bias={1: 2.0, 3: -4.0}),
+    SamplingParams(bad_words=((2,),)),
+    SamplingParams(stop_token_ids=(0,), min_tokens=4),
+)
+
+
+def place(rng: np.random.Generator, size: int = 6, prompt: Tokens = (1, 4, 1)) -> Place:
+    ids = rng.permutation(size)
+    output = tuple(rng.integers(size, size=3).tolist())
+    draft = Listing(np.arange(size), rng.dirichlet(np.full(size, 0.6)))
+    return Place(Listing(ids, rng.dirichlet(np.full(size, 0.6))), prompt, output, draft)
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_features_have_a_mean_of_zero_and_bets_stay_positive(params: SamplingParams) -> None:
+    rng = np.random.default_rng(0)
+    seen = np.zeros(len(FEATURES), bool)
+    other = SamplingParams(temperature=0.7)
+    for _ in range(40):
+        there = place(rng)
+        cells = features.cells_of(there, params)
+        assert cells is not None
+        rows = np.concatenate(
+            [features.gains([there], (token,), params, other) for token in cells.ids.tolist()]
+        )
+        assert abs(cells.probs[:-1].sum() - 1) < 1e-9
+        known = ~np.isnan(rows[0])
+        assert np.abs(cells.probs[:-1] @ rows[:, known]).max() < 1e-9
+        assert np.abs(rows[:, known]).max() <= 2 + 1e-9
+        seen |= known
+    assert seen[[0, 1, 2, 6, 8, 9, 10, 11, 12]].all()
+    excludes = params.top_k or params.top_p < 1 or params.min_p or params.bad_words
+    assert seen[7] == bool(excludes or params.min_tokens)
+
+
+def test_evidence_has_a_mean_of_one_by_enumeration() -> None:
+    """Of all texts of four tokens; one with a fault in its draws has more."""
+    rng = np.random.default_rng(3)
+    table = {
+        output: rng.dirichlet(np.full(3, 0.8))
+        for length in range(4)
+        for output in product(range(3), repeat=length)
+    }
+    params = SamplingParams(temperature=0.8)
+
+    def mean(drawn: Any) -> float:
+        found = 0.0
+        for text in product(range(3), repeat=4):
+            places = [
+                Place(Listing(np.arange(3), table[text[:n]]), (0, 1), text[:n]) for n in range(4)
+            ]
+            chance = math.prod(drawn(table[text[:n]])[text[n]] for n in range(4))
+            gains = features.gains(places, text, params)
+            after = evidence.look(evidence.start(len(FEATURES)), gains, np.zeros(len(FEATURES)))
+            found += chance * math.exp(after.log_e)
+        return found
+
+    assert abs(mean(lambda row: filtered(row, params)) - 1) < 1e-12
+    assert mean(lambda row: row) > 1 + 1e-4  # the temperature is ignored
+
+
+def test_what_rounding_may_do_makes_no_evidence() -> None:
+    """With the noise that was measured, draws of a distribution that is off by it have no more."""
+    rng = np.random.default_rng(5)
+    places, tokens, others = [], [], []
+    for _ in range(4000):
+        there = place(rng)
+        off = there.listing.probs * np.exp(0.2 * (rng.random(6) - 0.5))
+        off /= off.sum()
+        places.append(there)
+        others.append(Listing(there.listing.ids, off))
+        tokens.append(int(rng.choice(there.listing.ids, p=off)))
+    gains = features.gains(places, tuple(tokens), PLAIN)
+    noise = 2 * np.nansum(features.rounding(places[:100], others[:100]), 0) / 100
+    found = evidence.look(evidence.start(len(FEATURES)), gains, noise)
+    assert found.highest < math.log(100)
+
+
+@pytest.mark.parametrize("listed", [4, 6])
+@pytest.mark.parametrize("params", PARAMS)
+def test_a_listing_of_the_likeliest_gives_the_same_cells_or_none(
+    params: SamplingParams, listed: int
+) -> None:
+    rng = np.random.default_rng(1)
+    known = 0
+    for _ in range(60):
+        there = place(rng, size=12, prompt=(1, 4, 1))
+        there = replace(there, output=there.output[:2])
+        whole = features.cells_of(there, params)
+        assert whole is not None
+        best = there.listing.ids[np.argsort(-there.listing.probs)][:listed]
+        listing = Listing(best, there.listing.at(best)[:-1])
+        cells = features.cells_of(replace(there, listing=listing), params)
+        if cells is None:
+            continue
+        known += 1
+        expected = Listing(whole.ids, whole.probs[:-1]).at(cells.ids)
+        assert np.abs(cells.probs - expected).max() < 1e-9
+    wide = params.top_k >= listed or params.top_p < 1 or (params.min_p and not params.top_k)
+    assert bool(known) != bool(wide)
+
+
+def test_false_alarms_are_as_rare_as_stated() -> None:
+    """A thousand runs of 150 sound tokens at alpha .1: more than 130 alarms with p < .001."""
+    rng = np.random.default_rng(7)
+    alarms = 0
+    noise = np.zeros(len(FEATURES))
+    for _ in range(400):
+        places = [place(rng) for _ in range(40)]
+        tokens = tuple(int(rng.choice(p.listing.ids, p=p.listing.probs)) for p in places)
+        found = evidence.look(
+            evidence.start(len(FEATURES)), features.gains(places, tokens, PLAIN), noise
+        )
+        alarms += found.highest >= math.log(10)
+    assert alarms <= 62  # binomial(400, .1) is above with a probability below .001
+
+
+def test_the_stated_power_is_reached() -> None:
+    """A fault of total variation .1 in a balanced indicator, in as many tokens as are stated."""
+    rng = np.random.default_rng(9)
+    needed = evidence.tokens_needed(0.1, 0.01, 0.4, len(FEATURES))
+    found = 0
+    for _ in range(100):
+        hits = rng.random(needed) < 0.6
+        gains = np.full((needed, len(FEATURES)), np.nan)
+        gains[:, 0] = np.where(hits, 1.0, -1.0)
+        after = evidence.look(evidence.start(len(FEATURES)), gains, np.zeros(len(FEATURES)))
+        found += after.highest + math.log(0.4) >= math.log(100)
+    assert found >= 80
+
+
+def test_look_ups_propose_what_followed_the_longest_run() -> None:
+    assert features.looked_up((1, 2, 3, 9, 2, 3, 7, 1, 2, 3)) == 9
+    assert features.looked_up((5, 5)) == 5
+    assert features.looked_up((1, 2, 3)) is None
