@@ -152,7 +152,8 @@ class _Tampered:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != "/v1/completions":
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return
         data = b""
         while True:
             message = await receive()

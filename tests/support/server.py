@@ -93,7 +93,7 @@ def toy_server(
 
 
 @contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
+def listening(app: Any) -> Iterator[str]:
     """An app behind a port of this machine; gives its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))

@@ -33,12 +33,13 @@ PROMPT_TOKENS = 16
 SEQUENCES = 64
 CONTRACT = """\
 Exact: the engine as it ships is enumerated on small random models, over a design that covers every
-triple of settings. Statistical: the engine under its own random numbers on real models, token by token;
-in float32 unless --dtype or a GGUF file says otherwise. Controls: planted faults, each of which a
-named check must reject. Runtime: a model's answers, whatever a cache holds, beside those of an
-empty one, or of transformers without a cache; run by --runtime alone, or --tier runtime, then in
-each checkpoint's own dtype. The exit status is 0 if all passes, 1 if anything fails, 2 after an
-error.
+triple of settings. Statistical: the engine under its own random numbers on real models, token by
+token; in float32 unless --dtype or a GGUF file says otherwise. Controls: planted faults, each of
+which a named check must reject. Runtime: a model's answers, whatever a cache holds, beside those of
+an empty one, or of transformers without a cache; run by --runtime alone, or --tier runtime, then in
+each checkpoint's own dtype. With --endpoint another engine is certified instead: its texts, scored
+by a reference, are bets on the known distribution of every token. The exit status is 0 if all
+passes, 1 if anything fails, 2 after an error.
 
 --module takes a subclass of outrider.verification.Method (stop_distribution(tree), residual(tree,
 weights, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vocab_size,

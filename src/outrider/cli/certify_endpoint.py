@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..certify.endpoint.client import Endpoint
     from ..certify.endpoint.records import Tokens
     from ..certify.endpoint.references import Reference
-    from ..certify.endpoint.run import Found, Plan
 
 PROMPTS = (
     "The history of the lighthouse begins with",
@@ -132,7 +131,7 @@ def certify_endpoint(server: Server, models: Models, output: Output) -> int:
         answers, noise = certify(asked.ask, reference, prompts, plan, report, draft)
         report(0, 1, "promises")
         kept = promises.kept(endpoint, reference, prompts)
-    found = {
+    found: dict[str, Any] = {
         "format": "outrider-endpoint/1",
         "outrider": __version__,
         "endpoint": endpoint.url,

@@ -77,9 +77,10 @@ class Screen:
         self._say(
             f"The engine under Philox, seed {tier.seed}, {tier.samples:,} continuations of "
             f"{TOKENS} tokens a cell, against the target's own full forward. Evidence: how much "
-            f"likelier they are by what was drawn before, rejected at {1 / FALSE_ALARM_RATE:,.0f} for all cells together "
-            f"(a false-alarm rate of {FALSE_ALARM_RATE:g}). Found: the total variation that is "
-            "seen with a probability of .9."
+            "likelier they are by what was drawn before, rejected at "
+            f"{1 / FALSE_ALARM_RATE:,.0f} for all cells together (a false-alarm rate of "
+            f"{FALSE_ALARM_RATE:g}). Found: the total variation that is seen with a probability "
+            "of .9."
         )
         found = table("cell", right=("prefixes", "tokens", "evidence", "found"))
         found.add_column("verdict")

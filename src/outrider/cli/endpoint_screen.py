@@ -1,4 +1,4 @@
-"""What `outrider certify --endpoint` shows: the plan, tables, and a page for a report of a fault."""
+"""What `outrider certify --endpoint` shows: the plan, tables, and a page for a bug report."""
 
 from __future__ import annotations
 
@@ -72,8 +72,7 @@ def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promis
     title = f"{found['model']}: {verdict(answers, kept, alpha)}"
     faults = "".join(
         f"<h2>{escape(each.question.name)}: a request that shows it</h2>"
-        f"<p>{escape(FEATURES[each.against.leader] if len(each.against.held) > 1 else 'equal tokens')}"
-        f"; the text that speaks most against it:</p>"
+        f"<p>{escape(_seen(each))}; the text that speaks most against it:</p>"
         f"<pre>{escape(json.dumps(each.worst[1].body))}\n{escape(each.worst[1].text)}</pre>"
         for each in answers
         if each.rejected and each.worst[1] is not None
@@ -145,13 +144,18 @@ def picture(answers: Sequence[Answer]) -> str:
     )
 
 
+def _seen(answer: Answer) -> str:
+    """Say which number of the draws speaks most against an answer."""
+    alone = len(answer.against.held) == 1
+    return "equal tokens" if alone else FEATURES[answer.against.leader]
+
+
 def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
     questions = Table(box=None, header_style="bold", padding=(0, 1))
     for name in ("question", "verdict", "tokens", "evidence", "seen in"):
         questions.add_column(name, justify="right" if name in ("tokens", "evidence") else "left")
     for each in answers:
-        many = len(each.against.held) > 1
-        seen = (FEATURES[each.against.leader] if many else "equal tokens") if each.rejected else ""
+        seen = _seen(each) if each.rejected else ""
         evidence = f"{math.exp(min(700.0, each.against.highest)) * each.question.weight:.2g}"
         questions.add_row(
             each.question.name,

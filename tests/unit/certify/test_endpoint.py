@@ -13,7 +13,7 @@ import pytest
 from outrider.certify.endpoint import evidence, features
 from outrider.certify.endpoint.features import FEATURES, PLAIN, Place
 from outrider.certify.endpoint.records import Listing, Tokens
-from outrider.certify.reference import filtered, processed
+from outrider.certify.reference import filtered
 from outrider.config.params import SamplingParams
 
 PARAMS = (

@@ -10,7 +10,7 @@ from time import sleep
 from typing import Any
 
 from ...config.params import SamplingParams
-from ...errors import ModelError, OutriderError, missing
+from ...errors import OutriderError, missing
 from .records import Text, Tokens
 
 with missing("endpoint"):
@@ -215,7 +215,7 @@ class Endpoint:
 
 
 def body_of(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields of a request that ask for parameters, without those that ask for nothing."""
+    """Return the fields of a request that ask for parameters, without those at their default."""
     body: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
     for name in _FIELDS:
         value = getattr(params, name)

@@ -2,10 +2,10 @@
 
 Given its prefix, a token x is a draw from a known distribution p. For a feature f of tokens with
 values in [-1, 1] that is fixed before the draw, g = f(x) - sum_v p(v) f(v) has the mean 0 and lies
-in [-2, 2]. A bet l, |l| < 1/2, multiplies what it holds by 1 + l g - |l| eta, where eta bounds what
-rounding does to the mean. Held together, E = sum_j w_j prod_t (1 + l_j g_t^(j) - |l_j| eta^(j)) with
-weights that add up to 1 has a mean of at most 1 at any moment, and exceeds 1 / alpha with a
-probability of at most alpha, whenever one looks (Ville's inequality). Grünwald, de Heide and
+in [-2, 2]. A bet l, |l| < 1/2, multiplies what it holds by 1 + l g - |l| eta, where eta bounds
+what rounding does to the mean. Held together, E = sum_j w_j prod_t (1 + l_j g_t^(j) - |l_j|
+eta^(j)) with weights that add up to 1 has a mean of at most 1 at any moment, and exceeds 1 / alpha
+with a probability of at most alpha, whenever one looks (Ville's inequality). Grünwald, de Heide and
 Koolen, "Safe testing", arXiv 1906.07801; Waudby-Smith and Ramdas, arXiv 2010.09686.
 """
 
@@ -41,7 +41,7 @@ class Evidence:
     @property
     def log_e(self) -> float:
         """The logarithm of E."""
-        return total(self.held)
+        return float(total(self.held))
 
     @property
     def leader(self) -> int:
@@ -80,7 +80,7 @@ def look(evidence: Evidence, gains: Row, noise: Row) -> Evidence:
 def growth(gains: Row, noise: Row) -> Row:
     """Return by how much logarithms of what bets hold grow, float64 [n, features, bets]."""
     bets = gains[..., None] * BETS - np.abs(BETS) * noise[:, None]
-    return np.log1p(np.where(np.isnan(bets), 0.0, bets).clip(min=-0.95))
+    return np.asarray(np.log1p(np.where(np.isnan(bets), 0.0, bets).clip(min=-0.95)))
 
 
 def total(held: Row) -> Row:

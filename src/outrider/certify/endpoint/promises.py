@@ -75,8 +75,8 @@ def greedy(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) 
     if not missed:
         return "honoured", f"{len(gaps)} tokens, all the likeliest"
     rank = sum(gap <= max(missed) for gap in gaps)
-    said = f"{len(missed)} of {len(gaps)} tokens are not the likeliest; the largest gap {max(missed):.3g}"
-    where = f"{said} has rank {rank} among all gaps"
+    said = f"{len(missed)} of {len(gaps)} tokens are not the likeliest"
+    where = f"{said}; the largest gap, {max(missed):.3g}, has rank {rank} among all gaps"
     if rank <= max(1, _TIES * len(gaps)):
         return "honoured", f"{where}: ties"
     return "wrong", where
@@ -200,11 +200,11 @@ def acceptance(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> F
     Every round emits what it accepted and one token more, but for the last one, and the first token
     may come before any round.
     """
-    ways = ({"speculation_metrics": "summary"}, {})
-    for way in ways:
-        with suppress(EndpointError):
-            (text,) = endpoint.complete(prompts[0], SamplingParams(max_tokens=48), **way)
-            break
+    asked = SamplingParams(max_tokens=48)
+    try:
+        (text,) = endpoint.complete(prompts[0], asked, speculation_metrics="summary")
+    except EndpointError:
+        (text,) = endpoint.complete(prompts[0], asked)
     figures = text.metrics.get("speculative_decoding")
     if not figures:
         return "undecided", "the server gives no figures of a request"

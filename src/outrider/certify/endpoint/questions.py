@@ -1,4 +1,4 @@
-"""What an engine is asked: texts without parameters, then with each parameter that it may ignore."""
+"""What an engine is asked: texts without parameters, then with each that it may ignore."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def parameters(
         "presence_penalty": replace(bare, presence_penalty=1.5),
         "frequency_penalty": replace(bare, frequency_penalty=1.0),
         "repetition_penalty": replace(bare, repetition_penalty=1.3),
-        "logit_bias": replace(bare, logit_bias={token: -4.0 for token in often}),
+        "logit_bias": replace(bare, logit_bias=dict.fromkeys(often, -4.0)),
         "bad_words": replace(bare, bad_words=tuple((token,) for token in often)),
         "min_tokens": replace(bare, stop_token_ids=tuple(often), min_tokens=length // 2),
     }

@@ -1,4 +1,4 @@
-"""What is known of the target: log-probabilities of texts, by a server or by a model of one's own."""
+"""What is known of the target: log-probabilities of texts, by a server or a model of yours."""
 
 from __future__ import annotations
 

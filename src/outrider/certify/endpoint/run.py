@@ -160,8 +160,8 @@ def certify(
     """
     asker = _Asker(ask, reference, draft, plan, report)
     answers = list(asker.ordinary(prompts))
-    for question in parameters(asker.texts, plan.each, plan.length, reference.listed, plan.only):
-        answers.append(asker.about(question, prompts))
+    asked = parameters(asker.texts, plan.each, plan.length, reference.listed, plan.only)
+    answers += [asker.about(question, prompts) for question in asked]
     return answers, asker.noise
 
 
@@ -221,7 +221,7 @@ class _Asker:
                     places = self._places(text)
                     asked, other = question.params, question.ignored
                     gains = features.gains(places, text.tokens, asked, other)
-                    otherwise = other and features.gains(places, text.tokens, other, asked)
+                    otherwise = features.gains(places, text.tokens, other, asked) if other else None
                     answer.add(text, gains, self.noise, otherwise)
                 self._report(answer.against.tokens, question.tokens, question.name)
                 if answer.over:
