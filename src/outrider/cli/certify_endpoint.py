@@ -46,7 +46,7 @@ PROMPTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Another engine, behind a server of OpenAI's API.
+    """Another engine, behind a server of OpenAI's API; --draft names its draft model, if known.
 
     Attributes:
         endpoint: the address of the server, such as http://localhost:8000/v1.
@@ -54,7 +54,6 @@ class Server:
         reference_model: the same model's weights, on a runtime of this machine (--runtime ...).
         own_reference: take the server's own log-probabilities of prompts as the reference: what a
             server gets wrong there as well is not seen.
-        draft_model: the server's draft model, likewise: makes faults in its use easier to see.
         model: what the server calls its model; without it the first that it serves.
         key: sent to the server, also from OUTRIDER_API_KEY.
         prompts: a file of prompts, one a line, in place of the built-in ones.
@@ -71,7 +70,6 @@ class Server:
     reference_endpoint: str | None = None
     reference_model: str | None = None
     own_reference: Annotated[bool, Parameter(name="--self", negative=())] = False
-    server_draft: str | None = None
     model: str | None = None
     key: str | None = None
     prompts: str | None = None
@@ -176,7 +174,7 @@ def _reference(
     from ..certify.endpoint.references import EndpointReference, ModelReference
 
     draft = None
-    if server.reference_model is not None or server.server_draft is not None:
+    if server.reference_model is not None or models.draft is not None:
         from ..engine.loading import load
 
         def loaded(source: str) -> Any:
@@ -188,8 +186,8 @@ def _reference(
                     dtype=models.dtype or "auto",
                 )
 
-        if server.server_draft is not None:
-            draft = ModelReference(loaded(server.server_draft).target, server.server_draft)
+        if models.draft is not None:
+            draft = ModelReference(loaded(models.draft).target, models.draft)
     if server.reference_model is not None:
         pair = loaded(server.reference_model)
         prompts = [tuple(int(token) for token in pair.tokenizer.encode(text)) for text in texts]

@@ -33,7 +33,7 @@ def place(rng: np.random.Generator, size: int = 6, prompt: Tokens = (1, 4, 1)) -
     ids = rng.permutation(size)
     output = tuple(rng.integers(size, size=3).tolist())
     draft = Listing(np.arange(size), rng.dirichlet(np.full(size, 0.6)))
-    return Place(Listing(ids, rng.dirichlet(np.full(size, 0.6))), prompt, output, draft)
+    return Place(Listing(ids, rng.dirichlet(np.full(size, 0.6)), 1.5), prompt, output, draft)
 
 
 @pytest.mark.parametrize("params", PARAMS)
@@ -101,6 +101,21 @@ def test_what_rounding_may_do_makes_no_evidence() -> None:
     assert found.highest < math.log(100)
 
 
+def test_a_repetition_penalty_goes_by_the_signs_of_logits() -> None:
+    logits = np.array([2.0, 0.5, -1.0])
+    sums = float(np.log(np.exp(logits).sum()))
+    there = Place(Listing(np.arange(3), np.exp(logits - sums), sums), (0, 2), ())
+    params = SamplingParams(repetition_penalty=2.0)
+    expected = np.exp([1.0, 0.5, -2.0])
+    cells = features.cells_of(there, params)
+    assert cells is not None
+    assert np.allclose(cells.probs[:-1], expected[cells.ids] / expected.sum(), atol=1e-12)
+    assert (
+        features.cells_of(replace(there, listing=replace(there.listing, log_sum=None)), params)
+        is None
+    )
+
+
 @pytest.mark.parametrize("listed", [4, 6])
 @pytest.mark.parametrize("params", PARAMS)
 def test_a_listing_of_the_likeliest_gives_the_same_cells_or_none(
@@ -114,7 +129,7 @@ def test_a_listing_of_the_likeliest_gives_the_same_cells_or_none(
         whole = features.cells_of(there, params)
         assert whole is not None
         best = there.listing.ids[np.argsort(-there.listing.probs)][:listed]
-        listing = Listing(best, there.listing.at(best)[:-1])
+        listing = Listing(best, there.listing.at(best)[:-1], 1.5)
         cells = features.cells_of(replace(there, listing=listing), params)
         if cells is None:
             continue

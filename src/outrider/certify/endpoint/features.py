@@ -54,6 +54,7 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
 
     A listing of all tokens always says it. One of the likeliest does at temperature 1 without
     filters, and where its least token is beyond top-k, if it lists what else the parameters touch.
+    A repetition penalty depends on the signs of logits, which log-probabilities do not say.
 
     Args:
         place: before the draw.
@@ -68,11 +69,14 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
             return None
         if params.allowed_token_ids is not None or (narrowed and not params.top_k):
             return None
+    if params.repetition_penalty != 1 and listing.log_sum is None:
+        return None
     row = np.zeros(2 + max(int(listing.ids.max()), *touched, *place.prompt, *place.output))
     row[listing.ids] = listing.probs
     if not whole:
         # With filters any token that is not listed, and is as likely as one may be.
         row[-1] = listing.probs.min() if narrowed else listing.rest
+    row *= np.exp(listing.log_sum or 0.0)
     probs = filtered(processed(row, place.prompt, place.output, params), params)
     if not whole and narrowed and probs[-1] > 0:
         return None

@@ -64,10 +64,13 @@ class Listing:
     Attributes:
         ids: int64 [K], the likeliest tokens or all of them.
         probs: float64 [K]; less than 1 together where tokens are missing.
+        log_sum: the logarithm of the sum of exponentials of the logits, by which these are known;
+            None if it is not.
     """
 
     ids: Ids
     probs: Row
+    log_sum: float | None = None
 
     @property
     def rest(self) -> float:

@@ -80,9 +80,10 @@ class ModelReference(Reference):
                 part, np.array([part.shape[1]]), Distributions(point_masses=part)
             )
             scores = self._model.verify([Prefix(name, (*prompt, *tokens[:begin]))], drafts)
-            rows = scores.logits[0].double().softmax(-1).cpu().numpy()
+            logits = scores.logits[0].double()
+            rows, sums = logits.softmax(-1).cpu().numpy(), logits.logsumexp(-1).tolist()
             ids = np.arange(rows.shape[1])
-            yield from (Listing(ids, row) for row in rows)
+            yield from (Listing(ids, *each) for each in zip(rows, sums, strict=True))
         self._model.release([name])
 
 
