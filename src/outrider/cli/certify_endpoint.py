@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +21,10 @@ from .options import Models, Output
 
 if TYPE_CHECKING:
     from ..certify.endpoint.client import Endpoint
+    from ..certify.endpoint.promises import Promise
     from ..certify.endpoint.records import Tokens
     from ..certify.endpoint.references import Reference
+    from ..certify.endpoint.run import Answer, Plan
 
 PROMPTS = (
     "The history of the lighthouse begins with",
@@ -97,17 +100,12 @@ class Server:
 
 def certify_endpoint(server: Server, models: Models, output: Output) -> int:
     """Certify a server; return the exit status."""
-    from ..certify.endpoint import promises
-    from ..certify.endpoint.client import Endpoint
-    from ..certify.endpoint.run import Plan, certify
-    from ..certify.endpoint.texts import Texts
+    from ..certify.endpoint.run import Plan
     from .endpoint_screen import page, show, show_plan
-    from .terminal import messages, progress
+    from .terminal import messages
     from .terminal import output as standard
 
-    assert server.endpoint is not None
     folder = None if server.out is None else make_folder("--out", server.out)
-    texts = PROMPTS if server.prompts is None else _lines(server.prompts)
     plan = Plan(
         tokens=server.tokens,
         each=server.parameter_tokens,
@@ -116,33 +114,26 @@ def certify_endpoint(server: Server, models: Models, output: Output) -> int:
         concurrency=server.concurrency,
         only=server.only,
     )
-    console = messages()
-    endpoint = Endpoint(server.endpoint, server.model, server.key or _key())
-    with console.status(f"connecting to {server.endpoint}"):
-        endpoint.connect()
-    reference, draft, prompts = _reference(server, models, endpoint, texts, console)
-    asked = Texts(endpoint, None if folder is None else folder / "texts.jsonl")
-    screen = None if output.as_json else standard(output.color)
-    if screen is not None:
-        show_plan(screen, endpoint, reference, plan)
-    with progress(console, "certify", unit="tokens") as report:
-        answers, noise = certify(asked.ask, reference, prompts, plan, report, draft)
-        report(0, 1, "promises")
-        kept = promises.kept(endpoint, reference, prompts)
+    console, screen = messages(), None if output.as_json else standard(output.color)
+    with ExitStack() as stack:
+        engine = _connected(stack, server, console)
+        reference, draft, prompts = _reference(stack, server, models, engine, console)
+        if screen is not None:
+            show_plan(screen, engine, reference, plan)
+        answers, kept, noise = _asked(engine, reference, draft, prompts, plan, folder, console)
+    broken = [each for each in kept if each.verdict in ("wrong", "ignored")]
     found: dict[str, Any] = {
         "format": "outrider-endpoint/1",
         "outrider": __version__,
-        "endpoint": endpoint.url,
-        "model": endpoint.model,
+        "endpoint": engine.url,
+        "model": engine.model,
         "reference": reference.name,
         "plan": asdict(plan),
         "questions": [each.summary() for each in answers],
         "promises": [asdict(each) for each in kept],
-        "rounding": [round(float(each), 6) for each in noise],
+        "rounding": noise,
+        "passed": not broken and not any(each.rejected for each in answers),
     }
-    wrong = [each for each in answers if each.rejected]
-    broken = [each for each in kept if each.verdict in ("wrong", "ignored")]
-    found["passed"] = not wrong and not broken
     if folder is not None:
         replace_file(folder / "certificate.json", json.dumps(found, indent=2))
         replace_file(folder / "index.html", page(found, answers, kept))
@@ -155,8 +146,71 @@ def certify_endpoint(server: Server, models: Models, output: Output) -> int:
     return 0 if found["passed"] else 1
 
 
-def _key() -> str | None:
-    return os.environ.get("OUTRIDER_API_KEY")
+def _asked(
+    engine: Endpoint,
+    reference: Reference,
+    draft: Reference | None,
+    prompts: Sequence[Tokens],
+    plan: Plan,
+    folder: Path | None,
+    console: Any,
+) -> tuple[list[Answer], list[Promise], list[float]]:
+    """Ask all questions, then for what is promised; return also what rounding does."""
+    from ..certify.endpoint import promises
+    from ..certify.endpoint.client import EndpointError
+    from ..certify.endpoint.run import certify
+    from ..certify.endpoint.texts import Texts
+    from .terminal import progress
+
+    texts = Texts(engine, None if folder is None else folder / "texts.jsonl")
+    try:
+        with progress(console, "certify", unit="tokens") as report:
+            answers, noise = certify(texts.ask, reference, prompts, plan, report, draft)
+            report(0, 1, "promises")
+            return answers, promises.kept(engine, reference, prompts), noise.tolist()
+    except EndpointError as error:
+        if folder is None:
+            raise
+        again = f"the same command goes on with the texts in {folder}"
+        raise EndpointError(f"{error}; {again}") from error
+
+
+def _connected(stack: ExitStack, server: Server, console: Any, url: str | None = None) -> Endpoint:
+    from ..certify.endpoint.client import Endpoint
+
+    address, name = url or server.endpoint or "", None if url else server.model
+    with console.status(f"connecting to {address}"):
+        key = server.key or os.environ.get("OUTRIDER_API_KEY")
+        return stack.enter_context(Endpoint(address, name, key))
+
+
+def _reference(
+    stack: ExitStack, server: Server, models: Models, engine: Endpoint, console: Any
+) -> tuple[Reference, Reference | None, list[Tokens]]:
+    """Return what scores texts, the draft model if it is known, and the prompts' ids."""
+    from ..certify.endpoint.references import EndpointReference, ModelReference
+
+    texts = PROMPTS if server.prompts is None else _lines(server.prompts)
+    draft = None
+    if models.draft is not None:
+        draft = ModelReference(_loaded(models.draft, models, console).target, models.draft)
+    if server.reference_model is not None:
+        pair = _loaded(server.reference_model, models, console)
+        prompts = [tuple(int(token) for token in pair.tokenizer.encode(text)) for text in texts]
+        return ModelReference(pair.target, server.reference_model), draft, prompts
+    url = server.reference_endpoint
+    other = engine if url is None else _connected(stack, server, console, url)
+    reference = EndpointReference(other, concurrency=server.concurrency)
+    return reference, draft, [engine.tokenize(text) for text in texts]
+
+
+def _loaded(source: str, models: Models, console: Any) -> Any:
+    from ..engine.loading import load
+
+    with console.status(f"loading {source}"):
+        return load(
+            source, runtime=models.runtime, device=models.device, dtype=models.dtype or "auto"
+        )
 
 
 def _lines(path: str) -> Sequence[str]:
@@ -164,37 +218,3 @@ def _lines(path: str) -> Sequence[str]:
     if not found:
         raise InvalidConfigError("--prompts", path, "a file with a prompt on every line")
     return found
-
-
-def _reference(
-    server: Server, models: Models, endpoint: Endpoint, texts: Sequence[str], console: Any
-) -> tuple[Reference, Reference | None, list[Tokens]]:
-    """Return what scores texts, the draft model if it is known, and the prompts' ids."""
-    from ..certify.endpoint.client import Endpoint as Other
-    from ..certify.endpoint.references import EndpointReference, ModelReference
-
-    draft = None
-    if server.reference_model is not None or models.draft is not None:
-        from ..engine.loading import load
-
-        def loaded(source: str) -> Any:
-            with console.status(f"loading {source}"):
-                return load(
-                    source,
-                    runtime=models.runtime,
-                    device=models.device,
-                    dtype=models.dtype or "auto",
-                )
-
-        if models.draft is not None:
-            draft = ModelReference(loaded(models.draft).target, models.draft)
-    if server.reference_model is not None:
-        pair = loaded(server.reference_model)
-        prompts = [tuple(int(token) for token in pair.tokenizer.encode(text)) for text in texts]
-        return ModelReference(pair.target, server.reference_model), draft, prompts
-    other = endpoint
-    if server.reference_endpoint is not None:
-        other = Other(server.reference_endpoint, None, server.key or _key())
-        other.connect()
-    reference = EndpointReference(other, concurrency=server.concurrency)
-    return reference, draft, [endpoint.tokenize(text) for text in texts]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import sleep
-from typing import Any
+from typing import Any, Self
 
 from ...config.params import SamplingParams
 from ...errors import OutriderError, missing
@@ -52,7 +52,7 @@ class EndpointError(OutriderError, RuntimeError):
 
 @dataclass
 class Endpoint:
-    """A server, and how it is asked.
+    """A server, and how it is asked; a context, in which there are connections.
 
     Args:
         url: of its API, such as http://localhost:8000/v1.
@@ -75,8 +75,8 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         self._http = httpx.Client(headers=headers, timeout=self.timeout_s)
 
-    def connect(self) -> None:
-        """Find the model's name, and how the server names the ids of tokens.
+    def __enter__(self) -> Self:
+        """Connect: find the model's name, and how the server names the ids of tokens.
 
         Raises:
             EndpointError: the server cannot be reached, serves another model, or names no ids.
@@ -88,6 +88,7 @@ class Endpoint:
             raise EndpointError(
                 f"{self.url} serves {', '.join(served)}; expected {self.model!r} among them"
             )
+        self._completes()
         self.extra = self._accepted(_NEUTRAL)
         for way in _WAYS_OF_IDS:
             try:
@@ -96,11 +97,15 @@ class Endpoint:
                 continue
             if ids_of(answer["choices"][0]) is not None:
                 self.extra |= way
-                return
+                return self
         raise EndpointError(
             f"{self.url} names no token ids under /completions; expected return_token_ids or "
             "log-probabilities with ids, as vLLM, llama.cpp and Outrider have them"
         )
+
+    def __exit__(self, *_: object) -> None:
+        """Close all connections."""
+        self._http.close()
 
     def tokenize(self, text: str) -> Tokens:
         """Return the ids of a text, as the server reads a prompt.
@@ -181,6 +186,16 @@ class Endpoint:
             **fields,
         }
 
+    def _completes(self) -> None:
+        """Raise EndpointError if there are no completions of token ids."""
+        try:
+            self.first((1,))
+        except EndpointError as error:
+            raise EndpointError(
+                f"{self.url} has no /v1/completions of token ids ({error}); a server for chats "
+                "alone cannot be certified: its prompts' tokens are not known"
+            ) from error
+
     def _accepted(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of some fields that the server takes."""
         kept = {}
@@ -210,7 +225,10 @@ class Endpoint:
         if answer.status_code >= 400 or not isinstance(found, dict):
             said = found.get("error", found) if isinstance(found, dict) else answer.text
             said = said.get("message", said) if isinstance(said, dict) else said
-            raise EndpointError(f"{url} answers {answer.status_code}: {str(said)[:300]}")
+            key = (
+                "; expected --key, or OUTRIDER_API_KEY" if answer.status_code in (401, 403) else ""
+            )
+            raise EndpointError(f"{url} answers {answer.status_code}: {str(said)[:300]}{key}")
         return found
 
 

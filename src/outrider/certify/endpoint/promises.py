@@ -43,7 +43,7 @@ def kept(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) ->
         prompts: token ids, one at least.
     """
     found = []
-    for name, check in _CHECKS.items():
+    for name, check in CHECKS.items():
         try:
             verdict, detail = check(endpoint, reference, prompts)
         except EndpointError as error:
@@ -215,7 +215,7 @@ def acceptance(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> F
     return ("honoured" if possible else "wrong"), said
 
 
-_CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Check] = {
     "temperature 0": greedy,
     "stop": stop,
     "stop_token_ids": stop_token_ids,

@@ -130,7 +130,7 @@ class EndpointReference(Reference):
         if given is None:
             raise EndpointError(f"{self.name} gives no log-probabilities of prompts")
         return [
-            listing({int(token): float(each["logprob"]) for token, each in row.items()})
+            self._listing({int(token): float(each["logprob"]) for token, each in row.items()})
             for row in given[len(prompt) : len(prompt) + len(tokens)]
         ]
 
@@ -151,13 +151,13 @@ class EndpointReference(Reference):
         ids = {token: value for token, value in found.items() if token is not None}
         if not ids or len(ids) < len(found):
             raise EndpointError(f"{self.name} gives no log-probabilities of likeliest tokens by id")
-        return listing(ids)
+        return self._listing(ids)
 
-
-def listing(logprobs: Mapping[int, float]) -> Listing:
-    """Return log-probabilities by id as a listing, likeliest first."""
-    ids = np.array(sorted(logprobs, key=lambda token: -logprobs[token]), dtype=np.int64)
-    return Listing(ids, np.exp([logprobs[int(token)] for token in ids]))
+    def _listing(self, logprobs: Mapping[int, float]) -> Listing:
+        """Return the likeliest tokens: servers add the one that was drawn, which is known later."""
+        order = sorted(logprobs, key=lambda token: (-logprobs[token], token))[: self.listed]
+        ids = np.array(order, dtype=np.int64)
+        return Listing(ids, np.exp([logprobs[token] for token in order]))
 
 
 def _prefixes(prompt: Tokens, tokens: Tokens) -> list[Tokens]:

@@ -1,0 +1,231 @@
+"""Servers with a fault are found out, a sound one passes, and bad servers are described."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.certify.endpoint import promises
+from outrider.certify.endpoint.client import Endpoint, EndpointError
+from outrider.certify.endpoint.records import Tokens
+from outrider.certify.endpoint.references import EndpointReference, ModelReference
+from outrider.certify.endpoint.run import Answer, Plan, certify
+from outrider.certify.endpoint.texts import Texts
+from outrider.cli import main
+from outrider.errors import InvalidConfigError
+from tests.support.faulty_servers import FAULTS, SOUND, Fault, letters, serving
+
+_RNG = np.random.default_rng(0)
+PROMPTS: list[Tokens] = [tuple(_RNG.integers(0, 26, 6).tolist()) for _ in range(24)]
+
+
+def asked(url: str, plan: Plan, path: Path | None = None) -> dict[str, Answer]:
+    model, draft = (ModelReference(each, "letters") for each in letters())
+    with Endpoint(url) as engine:
+        answers, _ = certify(Texts(engine, path).ask, model, PROMPTS, plan, draft=draft)
+    return {answer.question.name: answer for answer in answers}
+
+
+def kept(url: str) -> dict[str, str]:
+    with Endpoint(url) as engine:
+        found = promises.kept(engine, ModelReference(letters()[0], "letters"), PROMPTS)
+    return {item.name: item.verdict for item in found}
+
+
+def verdicts(url: str, fault: Fault) -> dict[str, str]:
+    """Ask what may show a fault."""
+    if fault.found in promises.CHECKS:
+        return kept(url)
+    ordinary = 4096 if fault.found in ("sampling", "simultaneous requests") else 300
+    plan = Plan(tokens=ordinary, each=800, length=48, only=(fault.found,))
+    return {name: answer.verdict for name, answer in asked(url, plan).items()}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_where_it_is(name: str) -> None:
+    fault = FAULTS[name]
+    with serving(fault) as url:
+        found = verdicts(url, fault)
+    assert found[fault.found] in ("wrong", "ignored")
+    if fault.found not in ("sampling", "simultaneous requests"):
+        others = {each: verdict for each, verdict in found.items() if each != fault.found}
+        assert not {"wrong", "ignored"} & set(others.values())
+
+
+@pytest.mark.slow
+def test_a_sound_server_passes_whatever_is_asked() -> None:
+    with serving(SOUND) as url:
+        found = asked(url, Plan(tokens=1600, each=600, length=48))
+        promised = kept(url)
+    assert len(found) == 12
+    assert {answer.verdict for answer in found.values()} <= {"honoured", "undecided"}
+    assert set(promised.values()) <= {"honoured", "undecided"}
+
+
+def test_a_server_is_scored_by_another_and_by_itself() -> None:
+    """By its five likeliest tokens; a fault of the temperature is found all the same."""
+    fault = FAULTS["filters applied twice"]
+    plan = Plan(tokens=128, each=400, length=32, only=("temperature", "top_p"))
+    with (
+        serving(fault) as url,
+        serving(SOUND) as other,
+        Endpoint(url) as engine,
+        Endpoint(other) as sound,
+    ):
+        reference = EndpointReference(sound)
+        assert reference.listed == 5
+        answers, noise = certify(Texts(engine).ask, reference, PROMPTS, plan)
+        found = {answer.question.name: answer.verdict for answer in answers}
+        assert found["temperature"] == "wrong"
+        assert found["sampling"] == "honoured"
+        assert noise.max() < 1e-9
+        answers, _ = certify(Texts(sound).ask, reference, PROMPTS, plan)
+        assert not any(answer.rejected for answer in answers)
+
+
+def test_a_run_that_was_broken_off_goes_on_with_the_texts_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    plan = Plan(tokens=128, each=64, length=32, only=("top_k",))
+    with serving(SOUND) as url:
+        first = asked(url, plan, path)
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(lines[:7]) + '\n{"question": "sam')
+        again = asked(url, plan, path)
+        whole = path.read_text().splitlines()
+    assert first["sampling"].against.tokens >= 128
+    assert again["sampling"].against.tokens >= 128
+    assert whole[:7] == lines[:7]
+    with serving(SOUND) as url, pytest.raises(InvalidConfigError, match="another folder"):
+        asked(url, plan, path)
+
+
+@contextmanager
+def answering(answers: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server that answers routes as they are given.
+
+    An answer is JSON, or (status, headers, JSON), several in turn, or a function of all bodies.
+    """
+    bodies: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            size = int(self.headers.get("Content-Length") or 0)
+            bodies.append(json.loads(self.rfile.read(size) or "{}"))
+            given = answers.get(self.path, (404, {}, {"error": {"message": "no such route"}}))
+            if callable(given):
+                given = given(bodies)
+            if isinstance(given, list):
+                given = given.pop(0) if len(given) > 1 else given[0]
+            status, headers, found = given if isinstance(given, tuple) else (200, {}, given)
+            data = json.dumps(found).encode()
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = answer
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", bodies
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+MODELS = {"data": [{"id": "tiny"}]}
+
+
+def choice(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": "a", "finish_reason": "length", **fields}]}
+
+
+def refusal(url: str, **given: Any) -> str:
+    with pytest.raises(EndpointError) as found, Endpoint(url, timeout_s=5, **given):
+        pass
+    return str(found.value)
+
+
+def test_what_keeps_a_server_from_being_certified_is_described() -> None:
+    assert "cannot be reached" in refusal("http://127.0.0.1:9")
+    with answering({"/v1/models": MODELS, "/v1/completions": choice()}) as (url, _):
+        assert "serves tiny; expected 'large' among them" in refusal(url, model="large")
+        assert "names no token ids" in refusal(url)
+    with answering({"/v1/models": (401, {}, {"error": {"message": "no key"}})}) as (url, _):
+        assert "answers 401: no key; expected --key" in refusal(url)
+    with answering({"/v1/models": MODELS}) as (url, _):
+        assert "has no /v1/completions" in refusal(url)
+
+
+def test_rate_limits_are_waited_for() -> None:
+    busy = (429, {"Retry-After": "0"}, {"error": {"message": "slow down"}})
+    answers = {"/v1/models": MODELS, "/v1/completions": [busy, busy, choice(token_ids=[3])]}
+    with answering(answers) as (url, bodies), Endpoint(url) as engine:
+        assert engine.extra["return_token_ids"]
+        assert len(bodies) > 3
+
+
+def test_a_server_that_dies_half_way_leaves_its_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tops = {"top_logprobs": [{"token_id:1": -0.1, "token_id:2": -3.0}], "tokens": ["token_id:1"]}
+
+    def complete(bodies: list[dict[str, Any]]) -> Any:
+        if bodies[-1].get("max_tokens") == 4 and len(bodies) > 60:
+            return 500, {}, {"error": {"message": "out of memory"}}
+        return choice(logprobs=tops, token_ids=[1] * bodies[-1]["max_tokens"])
+
+    answers = {
+        "/v1/models": MODELS,
+        "/tokenize": {"tokens": [1, 2]},
+        "/v1/completions": complete,
+    }
+    with answering(answers) as (url, _):
+        status = main(
+            ["certify", "--endpoint", url, "--self", "--out", str(tmp_path), "--length", "4"]
+        )
+    assert status == 2
+    said = capsys.readouterr().err
+    assert "out of memory" in said
+    assert str(tmp_path) in said
+    assert len((tmp_path / "texts.jsonl").read_text().splitlines()) > 1
+
+
+def test_flags_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify", "--endpoint", "http://x"]) == 2
+    assert "one of --reference-endpoint" in capsys.readouterr().err
+    assert main(["certify", "--self"]) == 2
+    assert "the address of the server" in capsys.readouterr().err
+
+
+def test_the_command_prints_and_writes_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Endpoint, "tokenize", lambda _, text: PROMPTS[len(text) % 24])
+    fault = FAULTS["filters applied twice"]
+    flags = ["--tokens", "64", "--parameter-tokens", "500", "--length", "32"]
+    with serving(fault) as url, serving(SOUND) as other:
+        command = ["certify", "--endpoint", url, "--reference-endpoint", other, *flags]
+        status = main([*command, "--only", "temperature", "--out", str(tmp_path)])
+    assert status == 1
+    printed = capsys.readouterr().out
+    assert "not lossless, or not as asked: temperature (wrong)" in printed
+    found = json.loads((tmp_path / "certificate.json").read_text())
+    assert found["format"] == "outrider-endpoint/1"
+    assert [each["verdict"] for each in found["questions"]][2] == "wrong"
+    page = (tmp_path / "index.html").read_text()
+    assert "<svg" in page
+    assert "temperature: a request that shows it" in page
