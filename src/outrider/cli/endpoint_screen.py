@@ -55,12 +55,18 @@ def show(console: Console, answers: Sequence[Answer], kept: Sequence[Promise], p
 
 def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) -> str:
     """Return what was found, in a sentence."""
-    wrong = [f"{each.question.name} ({each.verdict})" for each in answers if each.rejected]
-    wrong += [f"{each.name} ({each.verdict})" for each in kept if each.verdict in _BAD]
-    if wrong:
-        return f"not lossless, or not as asked: {', '.join(wrong)}"
     tokens = sum(each.against.tokens for each in answers)
-    return f"no fault found in {tokens:,} tokens, at a rate of false alarms of {alpha:g}"
+    found = [(each.question.name, each.verdict) for each in answers]
+    found += [(each.name, each.verdict) for each in kept]
+    said = [
+        f"{verdict}: {', '.join(names)}"
+        for verdict in _BAD
+        if (names := [name for name, each in found if each == verdict])
+    ]
+    at = f"of {tokens:,} tokens, at a rate of false alarms of {alpha:g}"
+    if any(each.rejected for each in answers):
+        return f"the draws are not what was asked for, {at}; {'; '.join(said)}"
+    return f"no fault in the draws {at}" + "".join(f"; {each}" for each in said)
 
 
 def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promise]) -> str:

@@ -222,7 +222,8 @@ def test_the_command_prints_and_writes_what_was_found(
         status = main([*command, "--only", "temperature", "--out", str(tmp_path)])
     assert status == 1
     printed = capsys.readouterr().out
-    assert "not lossless, or not as asked: temperature (wrong)" in printed
+    assert "the draws are not what was asked for" in printed
+    assert "wrong: temperature" in printed
     found = json.loads((tmp_path / "certificate.json").read_text())
     assert found["format"] == "outrider-endpoint/1"
     assert [each["verdict"] for each in found["questions"]][2] == "wrong"

@@ -95,7 +95,7 @@ class Endpoint:
                 answer = self.post("/completions", self._body([1], 2, way))
             except EndpointError:
                 continue
-            if ids_of(answer["choices"][0]) is not None:
+            if ids_of(answer["choices"][0]):
                 self.extra |= way
                 return self
         raise EndpointError(
@@ -250,6 +250,8 @@ def ids_of(choice: Mapping[str, Any]) -> Tokens | None:
     if given is not None:
         return tuple(int(token) for token in given)
     logprobs = choice.get("logprobs") or {}
+    if not (choice.get("text") or logprobs.get("content") or logprobs.get("tokens")):
+        return ()
     if logprobs.get("content"):
         found = [each.get("id") for each in logprobs["content"]]
         return None if None in found else tuple(map(int, found))

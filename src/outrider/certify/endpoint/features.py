@@ -61,6 +61,8 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
         params: of the request.
     """
     listing = place.listing
+    if not len(listing.ids):
+        return None
     whole, narrowed = listing.rest < 1e-6, _narrowed(params)
     touched, raised = _touched(place, params)
     if not whole:
@@ -151,8 +153,8 @@ def rounding(places: Sequence[Place], again: Sequence[Listing]) -> Row:
     rows = np.full((len(places), len(FEATURES)), np.nan)
     for index, (place, other) in enumerate(zip(places, again, strict=True)):
         cells = cells_of(place, PLAIN)
-        assert cells is not None, "every listing says the distribution at temperature 1"
-        rows[index] = np.abs(values(place, cells) @ (other.at(cells.ids) - cells.probs))
+        if cells is not None and len(other.ids):
+            rows[index] = np.abs(values(place, cells) @ (other.at(cells.ids) - cells.probs))
     return rows
 
 

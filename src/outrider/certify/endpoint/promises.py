@@ -67,6 +67,8 @@ def greedy(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) 
     for prompt in prompts[:4]:
         (text,) = endpoint.complete(prompt, SamplingParams(temperature=0, max_tokens=48))
         for listing, token in zip(reference.score(prompt, text.tokens), text.tokens, strict=True):
+            if not len(listing.ids):
+                continue
             likeliest = sorted(listing.probs, reverse=True)[:2]
             gaps.append(math.log(likeliest[0] / max(likeliest[-1], 1e-300)))
             own = max(float(listing.at(_ids(token))[0]), 1e-300)
@@ -175,7 +177,9 @@ def logprobs(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]
         for value, listing, token in zip(
             text.logprobs, reference.score(text.prompt, text.tokens), text.tokens, strict=False
         )
-        if value is not None and (known := float(listing.at(_ids(token))[0])) > 0
+        if value is not None
+        and len(listing.ids)
+        and (known := float(listing.at(_ids(token))[0])) > 0
     ]
     if len(given) < len(text.tokens):
         return "wrong", f"{len(given)} values for {len(text.tokens)} tokens"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from .records import Listing, Tokens
 
 if TYPE_CHECKING:
     from ...runtimes.base import Runtime
+
+_TRIES = 3
 
 _ROUND = 5
 """Tokens of one forward when a text is scored again: as many as a round of speculation has."""
@@ -108,13 +111,11 @@ class EndpointReference(Reference):
         self._concurrency = concurrency
         self.listed, self._prefills = most, True
         for self.listed in (most, 10, 5):
-            try:
-                self.again((1, 1), (1,))
-                break
-            except EndpointError as error:
-                last = error
+            with suppress(EndpointError):
+                if len(self._after((1, 1)).ids):
+                    break
         else:
-            raise last
+            raise EndpointError(f"{self.name} gives no log-probabilities of likeliest tokens by id")
         try:
             self.score((1, 1), (1,))
         except EndpointError:
@@ -139,7 +140,20 @@ class EndpointReference(Reference):
         return [self._after(prefix) for prefix in _prefixes(prompt, tokens)]
 
     def _after(self, prefix: Tokens) -> Listing:
-        choice = self._endpoint.first(prefix, logprobs=self.listed, return_tokens_as_token_ids=True)
+        """Ask for one token; an empty listing if nothing is said of others.
+
+        llama.cpp says nothing where the token that it draws is an end, or a part of a letter.
+        """
+        found = self._asked(prefix)
+        for _ in range(_TRIES):
+            if len(found.ids):
+                break
+            found = self._asked(prefix)
+        return found
+
+    def _asked(self, prefix: Tokens) -> Listing:
+        asked = {"logprobs": self.listed, "return_tokens_as_token_ids": True, "ignore_eos": True}
+        choice = self._endpoint.first(prefix, **asked)
         logprobs: Mapping[str, Any] = choice.get("logprobs") or {}
         found: dict[int | None, float]
         if logprobs.get("content"):
@@ -149,7 +163,7 @@ class EndpointReference(Reference):
             named = (logprobs.get("top_logprobs") or [None])[0] or {}
             found = {id_in(name): logprob for name, logprob in named.items()}
         ids = {token: value for token, value in found.items() if token is not None}
-        if not ids or len(ids) < len(found):
+        if len(ids) < len(found):
             raise EndpointError(f"{self.name} gives no log-probabilities of likeliest tokens by id")
         return self._listing(ids)
 
