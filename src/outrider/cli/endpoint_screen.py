@@ -162,12 +162,11 @@ def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
         questions.add_column(name, justify="right" if name in ("tokens", "evidence") else "left")
     for each in answers:
         seen = _seen(each) if each.rejected else ""
-        evidence = f"{math.exp(min(700.0, each.against.highest)) * each.question.weight:.2g}"
         questions.add_row(
             each.question.name,
             Text(each.verdict, "red" if each.rejected else ""),
             f"{each.against.tokens:,}",
-            evidence,
+            f"{each.evidence:.2g}",
             seen or (each.refused or "")[:60],
         )
     others = Table(box=None, header_style="bold", padding=(0, 1))

@@ -95,7 +95,7 @@ class Answer:
     @property
     def rejected(self) -> bool:
         """Whether the texts are no draws from what was asked for."""
-        return self._rejects(self.against)
+        return self.rejects(self.against.highest)
 
     @property
     def verdict(self) -> str:
@@ -104,8 +104,8 @@ class Answer:
             return "refused"
         alone = self.question.ignored is None
         if self.rejected:
-            return "wrong" if alone or self._rejects(self.ignored) else "ignored"
-        return "honoured" if alone or self._rejects(self.ignored) else "undecided"
+            return "wrong" if alone or self.rejects(self.ignored.highest) else "ignored"
+        return "honoured" if alone or self.rejects(self.ignored.highest) else "undecided"
 
     @property
     def over(self) -> bool:
@@ -130,8 +130,14 @@ class Answer:
             "seconds": self.seconds,
         }
 
-    def _rejects(self, found: Evidence) -> bool:
-        return found.highest + math.log(self.question.weight) >= -math.log(self.alpha)
+    @property
+    def evidence(self) -> float:
+        """The largest E at any moment, with the question's weight: rejected from 1 / alpha on."""
+        return self.question.weight * math.exp(min(self.against.highest, 700.0))
+
+    def rejects(self, log_e: float) -> bool:
+        """Say whether so much evidence is enough."""
+        return log_e + math.log(self.question.weight) >= -math.log(self.alpha)
 
 
 def certify(
