@@ -47,7 +47,11 @@ _PLAIN = SamplingParams()
 
 
 class EndpointError(OutriderError, RuntimeError):
-    """A server cannot be reached, refuses a request, or does not say what is needed."""
+    """A server cannot be reached, fails, or does not say what is needed."""
+
+
+class RefusedError(EndpointError):
+    """A server refuses a request: it answers with a status of 400 to 499, or with too little."""
 
 
 @dataclass
@@ -141,7 +145,7 @@ class Endpoint:
         for choice in sorted(answer["choices"], key=lambda each: int(each.get("index", 0))):
             ids = ids_of(choice)
             if ids is None:
-                raise EndpointError(f"{self.url} names no token ids in an answer")
+                raise RefusedError(f"{self.url} names no token ids in an answer")
             texts.append(
                 Text(
                     prompt,
@@ -200,7 +204,7 @@ class Endpoint:
         """Return those of some fields that the server takes."""
         kept = {}
         for name, value in fields.items():
-            with suppress(EndpointError):
+            with suppress(RefusedError):
                 self.first((1,), **{name: value})
                 kept[name] = value
         return kept
@@ -228,7 +232,8 @@ class Endpoint:
             key = (
                 "; expected --key, or OUTRIDER_API_KEY" if answer.status_code in (401, 403) else ""
             )
-            raise EndpointError(f"{url} answers {answer.status_code}: {str(said)[:300]}{key}")
+            kind = RefusedError if answer.status_code < 500 else EndpointError
+            raise kind(f"{url} answers {answer.status_code}: {str(said)[:300]}{key}")
         return found
 
 

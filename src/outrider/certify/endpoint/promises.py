@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from ...config.params import SamplingParams
-from .client import Endpoint, EndpointError
+from .client import Endpoint, RefusedError
 from .records import Ids, Tokens
 from .references import Reference
 
@@ -46,7 +46,7 @@ def kept(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) ->
     for name, check in CHECKS.items():
         try:
             verdict, detail = check(endpoint, reference, prompts)
-        except EndpointError as error:
+        except RefusedError as error:
             verdict, detail = "refused", str(error)
         found.append(Promise(name, verdict, detail))
     return found
@@ -201,13 +201,13 @@ def usage(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
 def acceptance(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
     """Whether what is said of drafts can be true of the tokens that came.
 
-    Every round emits what it accepted and one token more, but for the last one, and the first token
-    may come before any round.
+    Every round emits what it accepted and one token more, but for the last one; rounds without
+    drafts may not count.
     """
     asked = SamplingParams(max_tokens=48)
     try:
         (text,) = endpoint.complete(prompts[0], asked, speculation_metrics="summary")
-    except EndpointError:
+    except RefusedError:
         (text,) = endpoint.complete(prompts[0], asked)
     figures = text.metrics.get("speculative_decoding")
     if not figures:
@@ -215,7 +215,7 @@ def acceptance(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> F
     rounds, accepted = figures["num_spec_steps"], figures["num_accepted_draft_tokens"]
     drafted, came = figures["num_draft_tokens"], len(text.tokens)
     said = f"{accepted} of {drafted} drafted tokens accepted in {rounds} rounds, {came} tokens came"
-    possible = accepted <= drafted and came - rounds - 1 <= accepted <= came - rounds + 1
+    possible = accepted <= min(drafted, came - rounds + 1)
     return ("honoured" if possible else "wrong"), said
 
 

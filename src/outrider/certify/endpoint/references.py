@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .client import Endpoint, EndpointError, id_in
+from .client import Endpoint, EndpointError, RefusedError, id_in
 from .records import Listing, Tokens
 
 if TYPE_CHECKING:
@@ -111,14 +111,17 @@ class EndpointReference(Reference):
         self._concurrency = concurrency
         self.listed, self._prefills = most, True
         for self.listed in (most, 10, 5):
-            with suppress(EndpointError):
+            with suppress(RefusedError):
                 if len(self._after((1, 1)).ids):
                     break
         else:
-            raise EndpointError(f"{self.name} gives no log-probabilities of likeliest tokens by id")
+            raise EndpointError(
+                f"{self.name} gives no log-probabilities of likeliest tokens by id, which a "
+                "reference needs; take --reference-model, or a server that does"
+            )
         try:
             self.score((1, 1), (1,))
-        except EndpointError:
+        except RefusedError:
             self._prefills = False
 
     def score(self, prompt: Tokens, tokens: Tokens) -> list[Listing]:
@@ -129,7 +132,7 @@ class EndpointReference(Reference):
         choice = self._endpoint.first((*prompt, *tokens), prompt_logprobs=self.listed)
         given = choice.get("prompt_logprobs")
         if given is None:
-            raise EndpointError(f"{self.name} gives no log-probabilities of prompts")
+            raise RefusedError(f"{self.name} gives no log-probabilities of prompts")
         return [
             self._listing({int(token): float(each["logprob"]) for token, each in row.items()})
             for row in given[len(prompt) : len(prompt) + len(tokens)]
@@ -164,7 +167,7 @@ class EndpointReference(Reference):
             found = {id_in(name): logprob for name, logprob in named.items()}
         ids = {token: value for token, value in found.items() if token is not None}
         if len(ids) < len(found):
-            raise EndpointError(f"{self.name} gives no log-probabilities of likeliest tokens by id")
+            raise RefusedError(f"{self.name} gives no log-probabilities of likeliest tokens by id")
         return self._listing(ids)
 
     def _listing(self, logprobs: Mapping[int, float]) -> Listing:

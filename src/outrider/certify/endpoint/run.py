@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import evidence, features
-from .client import EndpointError
+from .client import RefusedError
 from .evidence import Evidence
 from .features import FEATURES, Place
 from .questions import pairs, parameters, plain
@@ -232,9 +232,7 @@ class _Asker:
                 self._report(answer.against.tokens, question.tokens, question.name)
                 if answer.over:
                     break
-        except EndpointError as error:
-            if answer.against.tokens:
-                raise
+        except RefusedError as error:
             answer.refused = str(error)
         answer.seconds = perf_counter() - begun
         return answer
