@@ -1,4 +1,4 @@
-"""`python -m benchmarks.engines vllm|llama.cpp [--model PATH] [--work FOLDER]`: certify real servers.
+"""`python -m benchmarks.engines vllm|llama.cpp [--model PATH] [--work DIR]`: certify real servers.
 
 Makes a virtual environment for the engine in the folder, starts its server plainly and with each
 kind of speculation that it has on a CPU, and certifies all of them. vLLM takes the demo pair's

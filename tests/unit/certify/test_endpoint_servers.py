@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -230,3 +232,29 @@ def test_the_command_prints_and_writes_what_was_found(
     page = (tmp_path / "index.html").read_text()
     assert "<svg" in page
     assert "temperature: a request that shows it" in page
+
+
+def test_a_server_is_certified_by_another_where_torch_is_not_installed() -> None:
+    program = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "array_api_compat", "safetensors"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from outrider.certify.endpoint.client import Endpoint
+from outrider.cli import main
+Endpoint.tokenize = lambda self, text: tuple(ord(letter) % 26 for letter in text[:6])
+sys.exit(main(sys.argv[1:]))
+"""
+    flags = ["--tokens", "32", "--length", "16", "--parameter-tokens", "16", "--only", "top_k"]
+    with serving(SOUND) as url, serving(SOUND) as other:
+        command = ["certify", "--endpoint", url, "--reference-endpoint", other, *flags]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=120
+        )
+    assert done.returncode == 0, done.stderr
+    assert "no fault in the draws" in done.stdout

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.cli import main
 from outrider.cli.trace_page import trace_page
 from outrider.engine.trace import TraceWriter, read_trace
 from tests.support.bench import PROMPTS, pair
@@ -45,3 +47,30 @@ def test_a_trace_that_was_cut_short_says_so(trace: Path) -> None:
 def test_a_trace_without_rounds_is_a_page(trace: Path) -> None:
     trace.write_bytes(trace.read_bytes().split(b"\n")[0] + b"\n")
     assert "Nothing was drafted" in trace_page(read_trace(trace))
+
+
+def test_what_another_engine_recorded_is_shown_with_other_depths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {
+        "num_spec_steps": 10,
+        "num_draft_tokens": 30,
+        "num_accepted_draft_tokens": 17,
+        "num_spec_tokens": 3,
+        "acceptance_histogram": [2, 3, 1, 4],
+    }
+    file = tmp_path / "answers.jsonl"
+    file.write_text(json.dumps({"metrics": {"speculative_decoding": figures}}))
+    assert main(["report", "--from", "vllm", str(file), "--cost-ratio", "0.5"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "2.70 tokens a round (1 requests, 10 rounds, 17 of 30 drafted" in printed
+    assert "depth 1 is the fastest" in printed
+    page = (tmp_path / "answers-report" / "index.html").read_text()
+    assert outline(page).links == []
+    assert main(["report", "--from", "vllm", str(file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["tokens_per_round"] for each in found["depths"]] == [1, 1.8, 2.3, 2.7]
+    assert main(["report", "--from", "llama.cpp", str(file)]) == 2
+    assert "timings.draft_n" in capsys.readouterr().err
+    assert main(["report", str(file), "--cost-ratio", "0.5"]) == 2
+    assert "--from beside it" in capsys.readouterr().err

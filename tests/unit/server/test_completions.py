@@ -294,3 +294,22 @@ def test_streams_are_ascii(client: TestClient) -> None:
     assert response.content.isascii()
     assert "\\u2028" in response.text
     assert "\\u0085" in response.text
+
+
+def test_token_ids_come_with_answers_and_in_the_place_of_names(client: TestClient) -> None:
+    body = {"prompt": "ab", "max_tokens": 6, "temperature": 0, "return_token_ids": True}
+    named = {"logprobs": 2, "return_tokens_as_token_ids": True}
+    (choice,) = client.post("/v1/completions", json=body | named).json()["choices"]
+    assert bytes(choice["token_ids"]).decode(errors="replace") == choice["text"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{each}" for each in choice["token_ids"]]
+    assert all(len(each) == 2 for each in choice["logprobs"]["top_logprobs"])
+    streamed = client.post("/v1/completions", json=body | {"stream": True}).text
+    chunks = [
+        json.loads(line.removeprefix("data: "))
+        for line in streamed.splitlines()
+        if line.startswith("data: {")
+    ]
+    ids = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
+    assert ids == choice["token_ids"]
+    (plain,) = client.post("/v1/completions", json={"prompt": "ab"}).json()["choices"]
+    assert "token_ids" not in plain
