@@ -169,6 +169,14 @@ def test_the_stated_power_is_reached() -> None:
     assert found >= 80
 
 
+def test_no_factor_is_negative_however_much_rounding_is_allowed() -> None:
+    noise = np.full(len(FEATURES), 0.7)
+    up, down = (evidence.growth(np.full((1, len(FEATURES)), gain), noise) for gain in (2.0, -2.0))
+    assert np.isfinite(up).all()
+    assert np.isfinite(down).all()
+    assert ((np.exp(up) + np.exp(down)) / 2 <= 1 + 1e-12).all()
+
+
 def test_look_ups_propose_what_followed_the_longest_run() -> None:
     assert features.looked_up((1, 2, 3, 9, 2, 3, 7, 1, 2, 3)) == 9
     assert features.looked_up((5, 5)) == 5

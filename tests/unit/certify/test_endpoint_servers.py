@@ -17,6 +17,7 @@ import pytest
 
 from outrider.certify.endpoint import promises
 from outrider.certify.endpoint.client import Endpoint, EndpointError
+from outrider.certify.endpoint.questions import plain
 from outrider.certify.endpoint.records import Tokens
 from outrider.certify.endpoint.references import EndpointReference, ModelReference
 from outrider.certify.endpoint.run import Answer, Plan, certify
@@ -170,6 +171,23 @@ def test_what_keeps_a_server_from_being_certified_is_described() -> None:
         assert "answers 401: no key; expected --key" in refusal(url)
     with answering({"/v1/models": MODELS}) as (url, _):
         assert "has no /v1/completions" in refusal(url)
+
+
+def test_an_end_that_a_server_leaves_out_is_put_back() -> None:
+    """Else the tokens that are seen would be draws given that no text ends."""
+    answers = {
+        "/v1/models": MODELS,
+        "/v1/completions": lambda bodies: (
+            choice(token_ids=[3, 4], text="ab")
+            | {"choices": [{**choice(token_ids=[3, 4])["choices"][0], "finish_reason": "stop"}]}
+        ),
+        "/props": {"eos_token": "<end>"},
+        "/tokenize": {"tokens": [9]},
+    }
+    question = plain(64, 16)
+    with answering(answers) as (url, _), Endpoint(url) as engine:
+        (text,) = Texts(engine).ask(question, 0, (1, 2))
+    assert text.tokens == (3, 4, 9)
 
 
 def test_rate_limits_are_waited_for() -> None:

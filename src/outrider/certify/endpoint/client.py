@@ -66,6 +66,8 @@ class Endpoint:
 
     Attributes:
         extra: fields that every request carries.
+        end: the token that ends texts, where the server leaves it out of answers, as llama.cpp
+            does; else None.
     """
 
     url: str
@@ -73,6 +75,7 @@ class Endpoint:
     key: str | None = None
     timeout_s: float = 120.0
     extra: dict[str, Any] = field(default_factory=dict)
+    end: int | None = None
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/").removesuffix("/v1") + "/v1"
@@ -101,6 +104,7 @@ class Endpoint:
                 continue
             if ids_of(answer["choices"][0]):
                 self.extra |= way
+                self.end = self._left_out()
                 return self
         raise EndpointError(
             f"{self.url} names no token ids under /completions; expected return_token_ids or "
@@ -189,6 +193,17 @@ class Endpoint:
             **self.extra,
             **fields,
         }
+
+    def _left_out(self) -> int | None:
+        """Return the token that ends texts and is left out of them, by llama.cpp's own routes."""
+        base = self.url.removesuffix("/v1")
+        try:
+            end = self._send("GET", f"{base}/props", None)["eos_token"]
+            body = {"content": end, "add_special": False, "parse_special": True}
+            (token,) = self._send("POST", f"{base}/tokenize", body)["tokens"]
+            return int(token)
+        except (EndpointError, KeyError, TypeError, ValueError):
+            return None
 
     def _completes(self) -> None:
         """Raise EndpointError if there are no completions of token ids."""

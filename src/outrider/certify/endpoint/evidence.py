@@ -79,8 +79,11 @@ def look(evidence: Evidence, gains: Row, noise: Row) -> Evidence:
 
 def growth(gains: Row, noise: Row) -> Row:
     """Return by how much logarithms of what bets hold grow, float64 [n, features, bets]."""
-    bets = gains[..., None] * BETS - np.abs(BETS) * noise[:, None]
-    return np.asarray(np.log1p(np.where(np.isnan(bets), 0.0, bets).clip(min=-0.95)))
+    sizes = np.abs(BETS)
+    # No factor may be negative, whatever is drawn.
+    usable = sizes * (2 + noise[:, None]) < 1
+    bets = np.where(usable, gains[..., None] * BETS - sizes * noise[:, None], 0.0)
+    return np.asarray(np.log1p(np.where(np.isnan(bets), 0.0, bets)))
 
 
 def total(held: Row) -> Row:
