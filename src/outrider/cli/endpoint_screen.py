@@ -99,7 +99,7 @@ _STYLE = """
 body{font:15px/1.4 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem}h2{font-size:1.1rem}
 pre{font-size:12px;line-height:1.3;overflow-x:auto;white-space:pre-wrap;max-height:40rem}
-svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:currentColor}
+svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif}
 """
 
 
@@ -134,18 +134,19 @@ def picture(answers: Sequence[Answer]) -> str:
             f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{points}">'
             f"<title>{escape(name)}</title></polyline>"
         )
-        x, y = at(*curve[-1]).split(",")
         if curve[-1][1] > limit:
-            lines.append(f'<text x="{float(x) - 4}" y="{float(y) + 12}">{escape(name)}</text>')
+            x, y = at(*curve[-1]).split(",")
+            place = f'x="{x}" y="{float(y) + 14 * (1 + index)}" text-anchor="end" fill="{color}"'
+            lines.append(f"<text {place}>{escape(name)}</text>")
     low, high = at(0, limit), at(most, limit)
     ticks = "".join(
-        f'<text x="4" y="{float(at(0, value).split(",")[1]) + 4}">1e{value}</text>'
+        f'<text fill="currentColor" x="4" y="{float(at(0, value).split(",")[1]) + 4}">1e{value}</text>'
         for value in range(int(bottom), int(top) + 1, 2)
     )
     return (
         f'<svg viewBox="0 0 {_WIDE} {_HIGH}" role="img" aria-label="evidence over tokens">'
         f'<polyline fill="none" stroke="currentColor" stroke-dasharray="4" points="{low} {high}"/>'
-        f'{"".join(lines)}{ticks}<text x="50" y="{_HIGH - 8}">evidence against each question, '
+        f'{"".join(lines)}{ticks}<text fill="currentColor" x="50" y="{_HIGH - 8}">evidence against each question, '
         f"over {most:,} tokens; rejected above the dashed line</text></svg>"
     )
 
