@@ -139,15 +139,16 @@ def picture(answers: Sequence[Answer]) -> str:
             place = f'x="{x}" y="{float(y) + 14 * (1 + index)}" text-anchor="end" fill="{color}"'
             lines.append(f"<text {place}>{escape(name)}</text>")
     low, high = at(0, limit), at(most, limit)
+    plain = 'fill="currentColor"'
     ticks = "".join(
-        f'<text fill="currentColor" x="4" y="{float(at(0, value).split(",")[1]) + 4}">1e{value}</text>'
+        f'<text {plain} x="4" y="{float(at(0, value).split(",")[1]) + 4}">1e{value}</text>'
         for value in range(int(bottom), int(top) + 1, 2)
     )
     return (
         f'<svg viewBox="0 0 {_WIDE} {_HIGH}" role="img" aria-label="evidence over tokens">'
         f'<polyline fill="none" stroke="currentColor" stroke-dasharray="4" points="{low} {high}"/>'
-        f'{"".join(lines)}{ticks}<text fill="currentColor" x="50" y="{_HIGH - 8}">evidence against each question, '
-        f"over {most:,} tokens; rejected above the dashed line</text></svg>"
+        f'{"".join(lines)}{ticks}<text {plain} x="50" y="{_HIGH - 8}">evidence against each '
+        f"question, over {most:,} tokens; rejected above the dashed line</text></svg>"
     )
 
 
