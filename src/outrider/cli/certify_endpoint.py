@@ -59,6 +59,7 @@ class Server:
             server gets wrong there as well is not seen.
         model: what the server calls its model; without it the first that it serves.
         key: sent to the server, also from OUTRIDER_API_KEY.
+        reference_key: sent to the server of --reference-endpoint.
         prompts: a file of prompts, one a line, in place of the built-in ones.
         tokens: of ordinary texts that are looked at, at most.
         parameter_tokens: of texts for each parameter.
@@ -75,6 +76,7 @@ class Server:
     own_reference: Annotated[bool, Parameter(name="--self", negative=())] = False
     model: str | None = None
     key: str | None = None
+    reference_key: str | None = None
     prompts: str | None = None
     tokens: PositiveInt = 4096
     parameter_tokens: PositiveInt = 768
@@ -106,6 +108,9 @@ def certify_endpoint(server: Server, models: Models, output: Output) -> int:
     from .terminal import output as standard
 
     folder = None if server.out is None else make_folder("--out", server.out)
+    if folder is not None and (folder / "certificate.json").exists():
+        expected = "a new folder: this one has a certificate, of texts that came before"
+        raise InvalidConfigError("--out", server.out, expected)
     plan = Plan(
         tokens=server.tokens,
         each=server.parameter_tokens,
@@ -180,7 +185,9 @@ def _connected(stack: ExitStack, server: Server, console: Any, url: str | None =
 
     address, name = url or server.endpoint or "", None if url else server.model
     with console.status(f"connecting to {address}"):
-        key = server.key or os.environ.get("OUTRIDER_API_KEY")
+        # Another host is not given the key of this one.
+        own = server.key or os.environ.get("OUTRIDER_API_KEY")
+        key = server.reference_key if url else own
         return stack.enter_context(Endpoint(address, name, key))
 
 

@@ -116,6 +116,17 @@ def test_a_repetition_penalty_goes_by_the_signs_of_logits() -> None:
     )
 
 
+def test_rounding_at_the_edge_of_a_filter_is_measured() -> None:
+    """Two tokens that are as likely: which of them is the second of top_k is a matter of rounding."""
+    ids, params = np.arange(3), SamplingParams(top_k=2)
+    there = Place(Listing(ids, np.array([0.5, 0.25 + 1e-9, 0.25 - 1e-9])), (0,), ())
+    again = Listing(ids, np.array([0.5, 0.25 - 1e-9, 0.25 + 1e-9]))
+    (row,) = features.rounding([there], [again], params)
+    assert row[7] == pytest.approx(2 / 3)
+    (row,) = features.rounding([there], [again])
+    assert np.isnan(row[7])
+
+
 @pytest.mark.parametrize("listed", [4, 6])
 @pytest.mark.parametrize("params", PARAMS)
 def test_a_listing_of_the_likeliest_gives_the_same_cells_or_none(

@@ -18,6 +18,7 @@ with missing("endpoint"):
 
 _TRIES = 6
 _BUSY = (429, 502, 503, 504)
+_REFUSED = (400, 404, 405, 422, 501)
 _LONGEST_WAIT_S = 30.0
 
 _WAYS_OF_IDS: tuple[dict[str, Any], ...] = (
@@ -51,7 +52,7 @@ class EndpointError(OutriderError, RuntimeError):
 
 
 class RefusedError(EndpointError):
-    """A server refuses a request: it answers with a status of 400 to 499, or with too little."""
+    """A server refuses what a request asks for, or answers with too little."""
 
 
 @dataclass
@@ -170,7 +171,12 @@ class Endpoint:
         Raises:
             EndpointError: it cannot be reached, or refuses.
         """
-        return self._send("POST", self.url + route, body)
+        found = self._send("POST", self.url + route, body)
+        choices = found.get("choices")
+        if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
+            said = str(found.get("error", found))[:300]
+            raise RefusedError(f"{self.url}{route} answers without choices: {said}")
+        return found
 
     def first(self, prompt: Tokens, **fields: Any) -> dict[str, Any]:
         """Return the answer of one token after a prompt, its first choice.
@@ -247,7 +253,7 @@ class Endpoint:
             key = (
                 "; expected --key, or OUTRIDER_API_KEY" if answer.status_code in (401, 403) else ""
             )
-            kind = RefusedError if answer.status_code < 500 else EndpointError
+            kind = RefusedError if answer.status_code in _REFUSED else EndpointError
             raise kind(f"{url} answers {answer.status_code}: {str(said)[:300]}{key}")
         return found
 

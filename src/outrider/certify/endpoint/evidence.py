@@ -62,6 +62,7 @@ def look(evidence: Evidence, gains: Row, noise: Row) -> Evidence:
         gains: g of each token and feature, float64 [n, features], NaN where a feature says nothing.
         noise: eta of each feature, float64 [features].
     """
+    gains = gains[~np.isnan(gains).all(1)]
     if not len(gains):
         return evidence
     factors = growth(gains, noise)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -143,18 +143,23 @@ def gains(
     return rows
 
 
-def rounding(places: Sequence[Place], again: Sequence[Listing]) -> Row:
+def rounding(
+    places: Sequence[Place], again: Sequence[Listing], params: SamplingParams = PLAIN
+) -> Row:
     """Return by how much means of features change when texts are scored again, float64 [n, J].
 
     Args:
         places: of texts.
         again: of the same tokens, computed in other company.
+        params: by which they were drawn: at the edge of a filter rounding lets a token in or out.
     """
     rows = np.full((len(places), len(FEATURES)), np.nan)
     for index, (place, other) in enumerate(zip(places, again, strict=True)):
-        cells = cells_of(place, PLAIN)
-        if cells is not None and len(other.ids):
-            rows[index] = np.abs(values(place, cells) @ (other.at(cells.ids) - cells.probs))
+        cells = cells_of(place, params)
+        changed = cells_of(replace(place, listing=other), params)
+        if cells is not None and changed is not None:
+            probs = Listing(changed.ids, changed.probs[:-1]).at(cells.ids)
+            rows[index] = np.abs(values(place, cells) @ (probs - cells.probs))
     return rows
 
 

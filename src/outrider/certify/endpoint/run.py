@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import evidence, features
-from .client import RefusedError
+from .client import EndpointError, RefusedError
 from .evidence import Evidence
 from .features import FEATURES, Place
 from .questions import pairs, parameters, plain
@@ -64,6 +64,7 @@ class Answer:
         ignored: evidence against the one without the parameter, if that is another.
         refused: what the server said, if it takes no such request.
         worst: the text that speaks most against it, and how much.
+        came: tokens of its texts, those included of which nothing is known.
         seconds: it took.
     """
 
@@ -73,6 +74,7 @@ class Answer:
     ignored: Evidence = field(default_factory=lambda: evidence.start(len(FEATURES)))
     refused: str | None = None
     worst: tuple[float, Text | None] = (-math.inf, None)
+    came: int = 0
     seconds: float = 0.0
 
     def add(self, text: Text, gains: Row, noise: Row, otherwise: Row | None) -> None:
@@ -84,6 +86,7 @@ class Answer:
             noise: what rounding does to the mean of each feature, float64 [features].
             otherwise: gains if the parameter is ignored, if that is another distribution.
         """
+        self.came += len(gains)
         if len(gains):
             feature, bet = np.unravel_index(self.against.held.argmax(), self.against.held.shape)
             speaks = float(evidence.growth(gains, noise)[:, feature, bet].sum())
@@ -102,6 +105,8 @@ class Answer:
         """One of honoured, ignored, wrong, refused, and undecided."""
         if self.refused is not None:
             return "refused"
+        if not self.against.tokens:
+            return "undecided"
         alone = self.question.ignored is None
         if self.rejected:
             return "wrong" if alone or self.rejects(self.ignored.highest) else "ignored"
@@ -110,7 +115,7 @@ class Answer:
     @property
     def over(self) -> bool:
         """Whether more texts would say nothing new."""
-        return self.verdict == "wrong" or self.against.tokens >= self.question.tokens
+        return self.verdict == "wrong" or self.came >= self.question.tokens
 
     def summary(self) -> dict[str, Any]:
         """Return it as JSON takes it; evidence is the logarithm of E."""
@@ -165,10 +170,10 @@ def certify(
         EndpointError: the server fails, or refuses a request without parameters.
     """
     asker = _Asker(ask, reference, draft, plan, report)
-    answers = list(asker.ordinary(prompts))
+    answers, noise = list(asker.ordinary(prompts)), asker.noise
     asked = parameters(asker.texts, plan.each, plan.length, reference.listed, plan.only)
     answers += [asker.about(question, prompts) for question in asked]
-    return answers, asker.noise
+    return answers, noise
 
 
 class _Asker:
@@ -176,7 +181,8 @@ class _Asker:
 
     Attributes:
         texts: those without parameters.
-        noise: what rounding does to the mean of each feature, float64 [features].
+        noise: what rounding does to the mean of each feature, float64 [features], under the
+            parameters that are asked about.
     """
 
     def __init__(
@@ -189,7 +195,7 @@ class _Asker:
     ) -> None:
         self._ask, self._reference, self._draft = ask, reference, draft
         self._plan, self._report = plan, report
-        self._rounding: list[Row] = []
+        self._rounding: dict[str, list[Row]] = {}
         self.noise = np.zeros(len(FEATURES))
         self.texts: list[Text] = []
 
@@ -206,14 +212,14 @@ class _Asker:
             scored = [self._places(text) for text in texts]
             self.texts += texts
             for text, places in zip(texts, scored, strict=True):
-                self._score_again(text, places)
+                self._score_again(alone.question, text, places)
                 gains = features.gains(places, text.tokens, alone.question.params)
                 alone.add(text, gains[1:], self.noise, None)
             for first in range(0, len(texts) - 1, 2):
                 same = features.coincidences(texts[first : first + 2], scored[first : first + 2])
                 joint.add(texts[first], same, 2 * self.noise.max(keepdims=True), None)
-            self._report(alone.against.tokens, plan.tokens, alone.question.name)
-            if alone.against.tokens >= plan.tokens or (alone.rejected and joint.rejected):
+            self._report(alone.came, plan.tokens, alone.question.name)
+            if alone.came >= plan.tokens or (alone.rejected and joint.rejected):
                 break
         alone.seconds = joint.seconds = perf_counter() - begun
         return alone, joint
@@ -225,11 +231,12 @@ class _Asker:
             for texts in self._waves(question, cycle(prompts)):
                 for text in texts:
                     places = self._places(text)
+                    self._score_again(question, text, places)
                     asked, other = question.params, question.ignored
                     gains = features.gains(places, text.tokens, asked, other)
                     otherwise = features.gains(places, text.tokens, other, asked) if other else None
                     answer.add(text, gains, self.noise, otherwise)
-                self._report(answer.against.tokens, question.tokens, question.name)
+                self._report(answer.came, question.tokens, question.name)
                 if answer.over:
                     break
         except RefusedError as error:
@@ -244,7 +251,13 @@ class _Asker:
             while True:
                 wave = islice(numbered, self._plan.concurrency)
                 asked = [pool.submit(self._ask, question, *each) for each in wave]
-                yield [text for each in asked for text in each.result()]
+                texts = [text for each in asked for text in each.result()]
+                if not any(len(text.tokens) > 1 for text in texts):
+                    raise EndpointError(
+                        f"no text of {len(texts)} has two tokens or more, under {question.name}; "
+                        "take other prompts, or a larger --length"
+                    )
+                yield texts
 
     def _places(self, text: Text) -> list[Place]:
         """Score a text."""
@@ -257,11 +270,12 @@ class _Asker:
             for place, each in enumerate(listings)
         ]
 
-    def _score_again(self, text: Text, places: Sequence[Place]) -> None:
-        """Take the measure of rounding, on the first few texts."""
-        if len(self._rounding) < TWICE and places:
+    def _score_again(self, question: Question, text: Text, places: Sequence[Place]) -> None:
+        """Take the measure of rounding, on the first few texts of a question."""
+        known = self._rounding.setdefault(question.name, [])
+        if len(known) < TWICE and places:
             again = self._reference.again(text.prompt, text.tokens)
-            self._rounding.append(features.rounding(places, again))
-            found = np.concatenate(self._rounding)
+            known.append(features.rounding(places, again, question.params))
+            found = np.concatenate(known)
             seen = np.maximum((~np.isnan(found)).sum(0), 1)
             self.noise = _MARGIN * np.nansum(found, 0) / seen

@@ -42,7 +42,7 @@ class Texts:
             return
         first, *lines = self.path.read_text(encoding="utf-8").splitlines() or [""]
         try:
-            known = [json.loads(line) for line in lines if line.endswith("}")]
+            known = [json.loads(line) for line in lines if _whole(line)]
             if json.loads(first) != head:
                 raise ValueError
         except ValueError:
@@ -77,8 +77,16 @@ class Texts:
             line = {"question": question.name, "params": params, "number": number, "prompt": prompt}
             found = json.dumps({**line, "texts": [asdict(text) for text in texts]})
             with self._lock, self.path.open("a", encoding="utf-8") as file:
-                file.write(found + "\n")
+                file.write("\n" + found + "\n")
         return texts
+
+
+def _whole(line: str) -> bool:
+    """Say whether a line was written to its end: a run may have been broken off in it."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _text(given: dict[str, Any]) -> Text:
