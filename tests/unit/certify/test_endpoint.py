@@ -117,7 +117,7 @@ def test_a_repetition_penalty_goes_by_the_signs_of_logits() -> None:
 
 
 def test_rounding_at_the_edge_of_a_filter_is_measured() -> None:
-    """Two tokens that are as likely: which of them is the second of top_k is a matter of rounding."""
+    """Two tokens are as likely: which of them is the second of top_k is a matter of rounding."""
     ids, params = np.arange(3), SamplingParams(top_k=2)
     there = Place(Listing(ids, np.array([0.5, 0.25 + 1e-9, 0.25 - 1e-9])), (0,), ())
     again = Listing(ids, np.array([0.5, 0.25 - 1e-9, 0.25 + 1e-9]))
