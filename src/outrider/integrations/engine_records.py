@@ -104,10 +104,14 @@ def read_records(engine: Engine, text: str, name: str) -> Acceptance:
         InvalidConfigError: nothing of speculation is in it.
     """
     found = Acceptance(0, 0, 0, 0)
-    for each in _answers(text) if not text.lstrip().startswith("#") else ():
-        found += _READERS[engine](each)
-    if engine == "vllm" and not found.rounds:
-        found = _of_metrics(text)
+    try:
+        for each in _answers(text) if not text.lstrip().startswith("#") else ():
+            found += _READERS[engine](each)
+        if engine == "vllm" and not found.rounds:
+            found = _of_metrics(text)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise InvalidConfigError("FILE", name, f"{EXPECTED[engine]} ({why})") from error
     if not found.rounds:
         raise InvalidConfigError("FILE", name, f"{EXPECTED[engine]}; nothing of that is in it")
     return found

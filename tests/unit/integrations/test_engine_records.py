@@ -62,6 +62,21 @@ def test_sums_alone_are_taken_to_be_of_tokens_that_are_kept_alike() -> None:
     assert found.lengths()[3] == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize(
+    ("engine", "answer"),
+    [
+        ("vllm", {"metrics": {"speculative_decoding": {"num_spec_steps": 3}}}),
+        ("vllm", {"metrics": 7}),
+        ("sglang", {"meta_info": [1]}),
+        ("sglang", {"meta_info": {"spec_verify_ct": "many", "completion_tokens": 3}}),
+        ("llama.cpp", {"timings": {"draft_n": 3, "draft_n_accepted": 1}}),
+    ],
+)
+def test_broken_records_are_described(engine: Engine, answer: Any) -> None:
+    with pytest.raises(InvalidConfigError, match="answers with"):
+        read_records(engine, json.dumps(answer), "x")
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp"])
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"choices": []}', "a b c"])
 def test_files_of_something_else_are_refused(engine: Engine, text: str) -> None:
