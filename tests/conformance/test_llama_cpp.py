@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from outrider.runtimes.llama_cpp.slots import Slot
 from outrider.types.finding import Finding
 from outrider.types.records import Prefix
 from tests.support.families import CONTEXT, VOCAB
+from tests.support.interrupts import interrupted_at
 
 pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
 pytest.importorskip("gguf", reason="gguf writes the files of these tests")
@@ -54,6 +53,12 @@ SEEDS = {"falcon": 1}
 
 
 COMPUTE = Context.compute
+
+SLOTS = frozenset(
+    str(Path(llama_cpp_model.__file__).with_name(name))
+    for name in ("model.py", "slots.py", "states.py")
+)
+"""The files of the slots and of what calls them."""
 
 
 def failed(findings: Iterable[Finding]) -> dict[str, str]:
@@ -193,27 +198,6 @@ def test_a_hybrid_computes_nothing_again_when_cells_of_finished_texts_are_freed(
     assert max(counts) <= 4, counts
 
 
-class InterruptAt:
-    """Raises KeyboardInterrupt before the n-th line of the slots and of what calls them."""
-
-    files = frozenset(
-        str(Path(llama_cpp_model.__file__).with_name(name))
-        for name in ("model.py", "slots.py", "states.py")
-    )
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in self.files:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "hybrid"])
 def test_an_interrupt_at_any_line_leaves_no_wrong_cells(
@@ -225,7 +209,7 @@ def test_an_interrupt_at_any_line_leaves_no_wrong_cells(
     text = np.random.default_rng(7).integers(VOCAB, size=30).tolist()
     other = [*text[:9], *np.random.default_rng(8).integers(VOCAB, size=12).tolist()]
     chain, tree = (text[8:10], range(2)), ([1, 2, 3], [0, 0, 1])
-    line, reached, before = 0, True, sys.gettrace()
+    line, reached = 0, True
     while reached:
         line += 1
         model.release(list(model.live_sequences), discard=bool(line % 2))
@@ -233,18 +217,13 @@ def test_an_interrupt_at_any_line_leaves_no_wrong_cells(
         model.verify(
             [Prefix(names[0], text[:8]), Prefix(names[1], other[:12])], proposal([chain, tree])
         )
-        sys.settrace(InterruptAt(line))
-        try:
+        with interrupted_at(line, SLOTS) as trace:
             model.verify(
                 [Prefix(names[0], text[:11]), Prefix(names[1], other[:13])],
                 proposal([([5], [0]), tree]),
             )
             model.verify([Prefix(names[2], other[:15])], proposal([([], [])]))
-            reached = False
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
+        reached = trace.left <= 0
         rows: list[Any] = [(text, 10), (other, 14), (other, 16)]
         asked = [
             Prefix(name, tokens[:length])

@@ -14,7 +14,8 @@ from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
 from .. import __version__
-from ..config.validation import read_text, real
+from ..certify.endpoint.questions import Parameter as Question
+from ..config.validation import integer, read_text, real
 from ..errors import InvalidConfigError
 from .files import make_folder, replace_file
 from .options import Models, Output
@@ -65,7 +66,7 @@ class Server:
         parameter_tokens: of texts for each parameter.
         length: tokens of a text.
         alpha: the rate of false alarms, of all questions together.
-        concurrency: requests that are sent at once.
+        concurrency: requests that are sent at once, an even number.
         only: parameters to ask about; may be repeated; all by default.
         out: write page, result and texts into this folder.
     """
@@ -83,10 +84,14 @@ class Server:
     length: PositiveInt = 64
     alpha: float = 0.01
     concurrency: PositiveInt = 8
-    only: tuple[str, ...] = ()
+    only: tuple[Question, ...] = ()
     out: str | None = None
 
     def __post_init__(self) -> None:
+        integer("length", self.length, 8)
+        if self.concurrency % 2:
+            expected = "an even number: each prompt is asked for twice at once"
+            raise InvalidConfigError("concurrency", self.concurrency, expected)
         real("alpha", self.alpha, "a number in (0, 1)", lambda each: 0 < each < 1)
         given = (self.reference_endpoint, self.reference_model, self.own_reference or None)
         count = sum(each is not None for each in given)

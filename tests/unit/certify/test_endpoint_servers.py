@@ -204,7 +204,7 @@ def test_a_server_that_dies_half_way_leaves_its_texts(
     tops = {"top_logprobs": [{"token_id:1": -0.1, "token_id:2": -3.0}], "tokens": ["token_id:1"]}
 
     def complete(bodies: list[dict[str, Any]]) -> Any:
-        if bodies[-1].get("max_tokens") == 4 and len(bodies) > 60:
+        if bodies[-1].get("max_tokens") == 8 and len(bodies) > 60:
             return 500, {}, {"error": {"message": "out of memory"}}
         return choice(logprobs=tops, token_ids=[1] * bodies[-1]["max_tokens"])
 
@@ -215,7 +215,7 @@ def test_a_server_that_dies_half_way_leaves_its_texts(
     }
     with answering(answers) as (url, _):
         status = main(
-            ["certify", "--endpoint", url, "--self", "--out", str(tmp_path), "--length", "4"]
+            ["certify", "--endpoint", url, "--self", "--out", str(tmp_path), "--length", "8"]
         )
     assert status == 2
     said = capsys.readouterr().err
@@ -229,6 +229,20 @@ def test_flags_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture
     assert "one of --reference-endpoint" in capsys.readouterr().err
     assert main(["certify", "--self"]) == 2
     assert "the address of the server" in capsys.readouterr().err
+    own = ["certify", "--endpoint", "http://x", "--self"]
+    for flags, said in (
+        (["--concurrency", "3"], "an even number"),
+        (["--length", "2"], "--length 2 is not allowed"),
+        (["--only", "top_q"], "top_q"),
+    ):
+        assert main([*own, *flags]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_password_in_an_address_is_sent_and_not_shown() -> None:
+    answers = {"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}
+    with answering(answers) as (url, _), Endpoint(url.replace("//", "//me:secret@")) as engine:
+        assert engine.url == url
 
 
 def test_the_command_prints_and_writes_what_was_found(

@@ -12,6 +12,7 @@ from outrider.cli import main
 from outrider.cli.trace_page import trace_page
 from outrider.engine.trace import TraceWriter, read_trace
 from tests.support.bench import PROMPTS, pair
+from tests.support.engine_answers import of_vllm
 from tests.support.pages import outline
 
 
@@ -52,15 +53,8 @@ def test_a_trace_without_rounds_is_a_page(trace: Path) -> None:
 def test_what_another_engine_recorded_is_shown_with_other_depths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = {
-        "num_spec_steps": 10,
-        "num_draft_tokens": 30,
-        "num_accepted_draft_tokens": 17,
-        "num_spec_tokens": 3,
-        "acceptance_histogram": [2, 3, 1, 4],
-    }
     file = tmp_path / "answers.jsonl"
-    file.write_text(json.dumps({"metrics": {"speculative_decoding": figures}}))
+    file.write_text(json.dumps(of_vllm()))
     assert main(["report", "--from", "vllm", str(file), "--cost-ratio", "0.5"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "2.70 tokens a round (1 requests, 10 rounds, 17 of 30 drafted" in printed

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterable, Sequence
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -17,6 +14,7 @@ from outrider.errors import ModelError
 from outrider.runtimes.base import Capabilities
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import DraftProposal, Prefix, TargetScores
+from tests.support.interrupts import interrupted_at
 
 PAIR = mock_pair(4, 1)
 FILES = {decoder_module.__file__, scheduler_module.__file__}
@@ -44,34 +42,11 @@ class TwoSlots(TabularModel):
         self.live.difference_update(sequence_ids)
 
 
-class InterruptAt:
-    """Raises KeyboardInterrupt before the n-th line that is executed in some files."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in FILES:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
-
 def interrupted(decoder: SpeculativeDecoder, params: SamplingParams, line: int) -> bool:
     """Generate up to a line; whether it was reached."""
-    trace = InterruptAt(line)
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with interrupted_at(line, FILES) as trace:
         decoder.generate([[0], [1]], params)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    return trace.left <= 0
 
 
 @pytest.mark.slow

@@ -9,17 +9,7 @@ import pytest
 
 from outrider.errors import InvalidConfigError
 from outrider.integrations.engine_records import Engine, read_records
-
-
-def of_vllm(**more: Any) -> dict[str, Any]:
-    figures = {
-        "num_spec_steps": 10,
-        "num_draft_tokens": 30,
-        "num_accepted_draft_tokens": 17,
-        "num_spec_tokens": 3,
-        "acceptance_histogram": [2, 3, 1, 4],
-    }
-    return {"choices": [], "metrics": {"speculative_decoding": figures | more}}
+from tests.support.engine_answers import of_vllm
 
 
 def test_histograms_give_the_lengths_of_smaller_depths() -> None:

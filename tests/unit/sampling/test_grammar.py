@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
-from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,6 +20,7 @@ from outrider.sampling.grammar import Grammar, Grammars
 from outrider.types.records import Prefix, SequenceState
 from tests.support.alphabet import every_byte
 from tests.support.forms import END, LANGUAGES, TOKENIZER, V
+from tests.support.interrupts import interrupted_at
 
 GRAMMARS = Grammars(TOKENIZER, V, frozenset())
 
@@ -93,21 +91,6 @@ def test_a_matcher_that_remembers_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     assert differing(frozenset(), "shared lexeme") > 0
 
 
-class InterruptAt:
-    """Raises KeyboardInterrupt before the n-th line that is executed in the module of grammars."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != grammar_module.__file__:
-            return None
-        self.left -= event == "line"
-        if event == "line" and not self.left:
-            raise KeyboardInterrupt
-        return self
-
-
 @pytest.mark.parametrize("line", range(1, 40))
 def test_an_interrupt_at_any_line_leaves_later_masks_right(line: int) -> None:
     asked = FORMS["shared lexeme"]
@@ -115,13 +98,8 @@ def test_an_interrupt_at_any_line_leaves_later_masks_right(line: int) -> None:
     expected = allowed(GRAMMARS.of(asked, frozenset()), *path)
     grammar = GRAMMARS.of(asked, frozenset())
     allowed(grammar, *path[:1])
-    before = sys.gettrace()
-    sys.settrace(InterruptAt(line))
-    try:
-        with suppress(KeyboardInterrupt):
-            allowed(grammar, *path)
-    finally:
-        sys.settrace(before)
+    with interrupted_at(line, {str(grammar_module.__file__)}):
+        allowed(grammar, *path)
     assert allowed(grammar, *path) == expected
 
 

@@ -79,9 +79,12 @@ class Endpoint:
     end: int | None = None
 
     def __post_init__(self) -> None:
-        self.url = self.url.rstrip("/").removesuffix("/v1") + "/v1"
+        given = httpx.URL(self.url.rstrip("/").removesuffix("/v1") + "/v1")
+        # A password in the address is sent, and stands in no file.
+        auth = (given.username, given.password) if given.username else None
+        self.url = str(given.copy_with(userinfo=b""))
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        self._http = httpx.Client(headers=headers, timeout=self.timeout_s)
+        self._http = httpx.Client(headers=headers, auth=auth, timeout=self.timeout_s)
 
     def __enter__(self) -> Self:
         """Connect: find the model's name, and how the server names the ids of tokens.
@@ -281,8 +284,9 @@ def ids_of(choice: Mapping[str, Any]) -> Tokens | None:
     if logprobs.get("content"):
         found = [each.get("id") for each in logprobs["content"]]
         return None if None in found else tuple(map(int, found))
-    named = [id_in(name) for name in logprobs.get("tokens") or ()]
-    return None if not named or None in named else tuple(named)  # type: ignore[arg-type]
+    names = logprobs.get("tokens") or ()
+    named = tuple(token for name in names if (token := id_in(name)) is not None)
+    return named if named and len(named) == len(names) else None
 
 
 def id_in(name: str) -> int | None:

@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from ...config.params import SamplingParams
 from .records import Question, Text
+
+Parameter = Literal[
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "bad_words",
+    "min_tokens",
+]
+"""What may be asked about by itself."""
 
 PLAIN = "sampling"
 PAIRS = "simultaneous requests"
