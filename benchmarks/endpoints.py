@@ -24,10 +24,10 @@ from tests.support.server import listening, toy_server
 import outrider
 from outrider.certify.endpoint import promises
 from outrider.certify.endpoint.client import Endpoint
-from outrider.certify.endpoint.questions import PAIRS, PLAIN
+from outrider.certify.endpoint.questions import PAIRS, PLAIN, Plan
 from outrider.certify.endpoint.records import Tokens
 from outrider.certify.endpoint.references import ModelReference
-from outrider.certify.endpoint.run import Answer, Plan, certify
+from outrider.certify.endpoint.run import Answer, certify
 from outrider.certify.endpoint.texts import Texts
 from outrider.cli.certify_endpoint import PROMPTS
 
@@ -66,7 +66,8 @@ def fault(name: str) -> dict[str, Any]:
             kept = {each.name: each for each in promises.kept(engine, target, prompts)}
             verdict = kept[planted.found].verdict
             return {**found, "verdict": verdict, "seconds": round(perf_counter() - begun, 1)}
-        plan = Plan(tokens=8192, each=2048, length=48, alpha=ALPHA, only=(planted.found,))
+        only: Any = (planted.found,)
+        plan = Plan(tokens=8192, parameter_tokens=2048, length=48, alpha=ALPHA, only=only)
         if planted.found not in (PLAIN, PAIRS):
             plan = replace(plan, tokens=256)
         for known, model in (("without_draft", None), ("with_draft", draft)):
@@ -88,7 +89,7 @@ def alarms(runs: int, tokens: int) -> dict[str, Any]:
     with demo() as (url, reference, prompts):
         for _ in range(runs):
             with Endpoint(url) as engine:
-                plan = Plan(tokens=tokens, each=128, length=32, alpha=ALPHA)
+                plan = Plan(tokens=tokens, parameter_tokens=128, length=32, alpha=ALPHA)
                 answers, _ = certify(Texts(engine).ask, reference, prompts, plan)
             rejected += any(answer.rejected for answer in answers)
             worst = max(worst, *(answer.evidence for answer in answers))
@@ -104,10 +105,11 @@ def alarms(runs: int, tokens: int) -> dict[str, Any]:
 def power(distance: float, runs: int = 5) -> dict[str, Any]:
     """Certify the demo pair's server with draws that are off by a total variation."""
     begun, found = perf_counter(), []
+    ordinary: Any = (PLAIN,)
     with demo(partial(off, distance=distance)) as (url, reference, prompts):
         for _ in range(runs):
             with Endpoint(url) as engine:
-                plan = Plan(tokens=6144, length=64, alpha=ALPHA, only=(PLAIN,))
+                plan = Plan(tokens=6144, length=64, alpha=ALPHA, only=ordinary)
                 answers, _ = certify(Texts(engine).ask, reference, prompts, plan)
             found.append(found_after(answers[0]))
     seen = [tokens for tokens in found if tokens is not None]

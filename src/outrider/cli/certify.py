@@ -16,6 +16,7 @@ from cyclopts import App
 from cyclopts.types import NonNegativeInt
 
 from .. import __version__
+from ..certify.endpoint.questions import Plan
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
 from ..config.validation import real, unreadable
@@ -114,11 +115,12 @@ def certify(
     what: Annotated[What, titled("What is certified")] = What(),
     models: Annotated[Models, titled("Models (statistical and runtime tiers)")] = Models(),
     server: Annotated[Server, titled("Another engine")] = Server(),
+    plan: Annotated[Plan, titled("What another engine is asked")] = Plan(),
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> int:
     """Prove that the output has the target's distribution, and that the proof can fail."""
     if server.endpoint is not None:
-        return certify_endpoint(server, models, output)
+        return certify_endpoint(server, plan, models, output)
     tiers = what.tiers(models)
     for where, names, expected in _ONLY_IN:
         if not set(where) & set(tiers):

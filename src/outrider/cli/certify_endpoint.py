@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.types import PositiveInt
 
 from .. import __version__
-from ..certify.endpoint.questions import Parameter as Question
-from ..config.validation import integer, read_text, real
+from ..certify.endpoint.questions import Plan
+from ..config.validation import read_text
 from ..errors import InvalidConfigError
 from .files import make_folder, replace_file
 from .options import Models, Output
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from ..certify.endpoint.promises import Promise
     from ..certify.endpoint.records import Tokens
     from ..certify.endpoint.references import Reference
-    from ..certify.endpoint.run import Answer, Plan
+    from ..certify.endpoint.run import Answer
 
 PROMPTS = (
     "The history of the lighthouse begins with",
@@ -62,12 +61,6 @@ class Server:
         key: sent to the server, also from OUTRIDER_API_KEY.
         reference_key: sent to the server of --reference-endpoint.
         prompts: a file of prompts, one a line, in place of the built-in ones.
-        tokens: of ordinary texts that are looked at, at most.
-        parameter_tokens: of texts for each parameter.
-        length: tokens of a text.
-        alpha: the rate of false alarms, of all questions together.
-        concurrency: requests that are sent at once, an even number.
-        only: parameters to ask about; may be repeated; all by default.
         out: write page, result and texts into this folder.
     """
 
@@ -79,20 +72,9 @@ class Server:
     key: str | None = None
     reference_key: str | None = None
     prompts: str | None = None
-    tokens: PositiveInt = 4096
-    parameter_tokens: PositiveInt = 768
-    length: PositiveInt = 64
-    alpha: float = 0.01
-    concurrency: PositiveInt = 8
-    only: tuple[Question, ...] = ()
     out: str | None = None
 
     def __post_init__(self) -> None:
-        integer("length", self.length, 8)
-        if self.concurrency % 2:
-            expected = "an even number: each prompt is asked for twice at once"
-            raise InvalidConfigError("concurrency", self.concurrency, expected)
-        real("alpha", self.alpha, "a number in (0, 1)", lambda each: 0 < each < 1)
         given = (self.reference_endpoint, self.reference_model, self.own_reference or None)
         count = sum(each is not None for each in given)
         if self.endpoint is not None and count != 1:
@@ -101,13 +83,12 @@ class Server:
                 self.endpoint,
                 "one of --reference-endpoint URL, --reference-model MODEL and --self beside it",
             )
-        if self.endpoint is None and (count or self.out or self.only):
+        if self.endpoint is None and (count or self.out):
             raise InvalidConfigError("--endpoint", None, "the address of the server to certify")
 
 
-def certify_endpoint(server: Server, models: Models, output: Output) -> int:
+def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output) -> int:
     """Certify a server; return the exit status."""
-    from ..certify.endpoint.run import Plan
     from .endpoint_screen import page, show, show_plan
     from .terminal import messages
     from .terminal import output as standard
@@ -116,18 +97,10 @@ def certify_endpoint(server: Server, models: Models, output: Output) -> int:
     if folder is not None and (folder / "certificate.json").exists():
         expected = "a new folder: this one has a certificate, of texts that came before"
         raise InvalidConfigError("--out", server.out, expected)
-    plan = Plan(
-        tokens=server.tokens,
-        each=server.parameter_tokens,
-        length=server.length,
-        alpha=server.alpha,
-        concurrency=server.concurrency,
-        only=server.only,
-    )
     console, screen = messages(), None if output.as_json else standard(output.color)
     with ExitStack() as stack:
         engine = _connected(stack, server, console)
-        reference, draft, prompts = _reference(stack, server, models, engine, console)
+        reference, draft, prompts = _reference(stack, server, plan, models, engine, console)
         if screen is not None:
             show_plan(screen, engine, reference, plan)
         answers, kept, noise = _asked(engine, reference, draft, prompts, plan, folder, console)
@@ -172,10 +145,13 @@ def _asked(
     from ..certify.endpoint.texts import Texts
     from .terminal import progress
 
-    texts = Texts(engine, None if folder is None else folder / "texts.jsonl")
+    asked = [asdict(plan), reference.name, draft and draft.name]
+    texts = Texts(engine, None if folder is None else folder / "texts.jsonl", asked)
     try:
         with progress(console, "certify", unit="tokens") as report:
-            answers, noise = certify(texts.ask, reference, prompts, plan, report, draft)
+            answers, noise = certify(
+                texts.ask, reference, prompts, plan, report, draft, engine.ends
+            )
             report(0, 1, "promises")
             return answers, promises.kept(engine, reference, prompts), noise.tolist()
     except EndpointError as error:
@@ -197,7 +173,12 @@ def _connected(stack: ExitStack, server: Server, console: Any, url: str | None =
 
 
 def _reference(
-    stack: ExitStack, server: Server, models: Models, engine: Endpoint, console: Any
+    stack: ExitStack,
+    server: Server,
+    plan: Plan,
+    models: Models,
+    engine: Endpoint,
+    console: Any,
 ) -> tuple[Reference, Reference | None, list[Tokens]]:
     """Return what scores texts, the draft model if it is known, and the prompts' ids."""
     from ..certify.endpoint.references import EndpointReference, ModelReference
@@ -212,7 +193,7 @@ def _reference(
         return ModelReference(pair.target, server.reference_model), draft, prompts
     url = server.reference_endpoint
     other = engine if url is None else _connected(stack, server, console, url)
-    reference = EndpointReference(other, concurrency=server.concurrency)
+    reference = EndpointReference(other, concurrency=plan.concurrency)
     return reference, draft, [engine.tokenize(text) for text in texts]
 
 

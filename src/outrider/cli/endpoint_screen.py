@@ -20,8 +20,9 @@ from .terminal import WIDTH
 if TYPE_CHECKING:
     from ..certify.endpoint.client import Endpoint
     from ..certify.endpoint.promises import Promise
+    from ..certify.endpoint.questions import Plan
     from ..certify.endpoint.references import Reference
-    from ..certify.endpoint.run import Answer, Plan
+    from ..certify.endpoint.run import Answer
 
 _DISTANCES = (0.2, 0.1, 0.05)
 _BAD = ("wrong", "ignored")
@@ -39,9 +40,9 @@ def show_plan(console: Console, endpoint: Endpoint, reference: Reference, plan: 
     console.print(
         Text(
             f"reference: {reference.name}; at most {plan.tokens:,} tokens of ordinary texts, "
-            f"{plan.each:,} for each parameter; rate of false alarms {plan.alpha:g}. A fault that "
-            f"moves the likeliest token's probability is found with power .9, by total variation: "
-            f"{needed} tokens",
+            f"{plan.parameter_tokens:,} for each parameter; rate of false alarms {plan.alpha:g}. "
+            "A fault that moves the likeliest token's probability is found with power .9, by total "
+            f"variation: {needed} tokens",
             "dim",
         )
     )
@@ -64,7 +65,7 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) ->
         if (names := [name for name, each in found if each == verdict])
     ]
     at = f"of {tokens:,} tokens, at a rate of false alarms of {alpha:g}"
-    if any(each.rejected for each in answers):
+    if any(each.verdict == "wrong" for each in answers):
         return f"the draws are not what was asked for, {at}; {'; '.join(said)}"
     return f"no fault in the draws {at}" + "".join(f"; {each}" for each in said)
 

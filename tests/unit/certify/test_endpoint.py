@@ -12,7 +12,7 @@ import pytest
 
 from outrider.certify.endpoint import evidence, features
 from outrider.certify.endpoint.features import FEATURES, PLAIN, Place
-from outrider.certify.endpoint.records import Listing, Tokens
+from outrider.certify.endpoint.records import Listing, Reading, Tokens
 from outrider.certify.reference import filtered
 from outrider.config.params import SamplingParams
 
@@ -40,13 +40,14 @@ def place(rng: np.random.Generator, size: int = 6, prompt: Tokens = (1, 4, 1)) -
 def test_features_have_a_mean_of_zero_and_bets_stay_positive(params: SamplingParams) -> None:
     rng = np.random.default_rng(0)
     seen = np.zeros(len(FEATURES), bool)
-    other = SamplingParams(temperature=0.7)
+    other = Reading(SamplingParams(temperature=0.7))
     for _ in range(40):
         there = place(rng)
         cells = features.cells_of(there, params)
         assert cells is not None
+        reading = Reading(params)
         rows = np.concatenate(
-            [features.gains([there], (token,), params, other) for token in cells.ids.tolist()]
+            [features.gains([there], (token,), reading, other) for token in cells.ids.tolist()]
         )
         assert abs(cells.probs[:-1].sum() - 1) < 1e-9
         known = ~np.isnan(rows[0])
@@ -75,7 +76,7 @@ def test_evidence_has_a_mean_of_one_by_enumeration() -> None:
                 Place(Listing(np.arange(3), table[text[:n]]), (0, 1), text[:n]) for n in range(4)
             ]
             chance = math.prod(drawn(table[text[:n]])[text[n]] for n in range(4))
-            gains = features.gains(places, text, params)
+            gains = features.gains(places, text, Reading(params))
             after = evidence.look(evidence.start(len(FEATURES)), gains, np.zeros(len(FEATURES)))
             found += chance * math.exp(after.log_e)
         return found
@@ -95,7 +96,7 @@ def test_what_rounding_may_do_makes_no_evidence() -> None:
         places.append(there)
         others.append(Listing(there.listing.ids, off))
         tokens.append(int(rng.choice(there.listing.ids, p=off)))
-    gains = features.gains(places, tuple(tokens), PLAIN)
+    gains = features.gains(places, tuple(tokens), Reading(PLAIN))
     noise = 2 * np.nansum(features.rounding(places[:100], others[:100]), 0) / 100
     found = evidence.look(evidence.start(len(FEATURES)), gains, noise)
     assert found.highest < math.log(100)
@@ -127,6 +128,33 @@ def test_rounding_at_the_edge_of_a_filter_is_measured() -> None:
     assert np.isnan(row[7])
 
 
+def test_ends_that_answers_leave_out_are_one_cell_with_what_is_not_listed() -> None:
+    """Whichever of them came: each has the gain of that cell, and the mean is zero."""
+    rng = np.random.default_rng(2)
+    for params in PARAMS:
+        there = replace(place(rng), ends=(4, 2))
+        cells = features.cells_of(there, params)
+        assert cells is not None
+        assert sorted(cells.ids) == [0, 1, 3, 5]
+        apart = features.cells_of(replace(there, ends=()), params)
+        assert apart is not None
+        expected = Listing(apart.ids, apart.probs[:-1]).at(np.array([4, 2]))[:-1].sum()
+        assert cells.probs[-1] == pytest.approx(expected)
+        one, other = (features.gains([there], (end,), Reading(params)) for end in (4, 2))
+        assert np.array_equal(one, other, equal_nan=True)
+
+
+def test_penalties_may_count_the_prompt() -> None:
+    there = Place(Listing(np.arange(3), np.array([0.5, 0.3, 0.2])), (0, 0), (1,))
+    params = SamplingParams(frequency_penalty=1.0, presence_penalty=0.5)
+    weights = np.array([0.5 * np.exp(-2.5), 0.3 * np.exp(-1.5), 0.2])
+    expected = weights / weights.sum()
+    reading = Reading(params, prompt_counts=True)
+    rows = np.concatenate([features.gains([there], (token,), reading) for token in range(3)])
+    known = ~np.isnan(rows[0])
+    assert np.abs(expected @ rows[:, known]).max() < 1e-12
+
+
 @pytest.mark.parametrize("listed", [4, 6])
 @pytest.mark.parametrize("params", PARAMS)
 def test_a_listing_of_the_likeliest_gives_the_same_cells_or_none(
@@ -147,8 +175,7 @@ def test_a_listing_of_the_likeliest_gives_the_same_cells_or_none(
         known += 1
         expected = Listing(whole.ids, whole.probs[:-1]).at(cells.ids)
         assert np.abs(cells.probs - expected).max() < 1e-9
-    wide = params.top_k >= listed or params.top_p < 1 or (params.min_p and not params.top_k)
-    assert bool(known) != bool(wide)
+    assert bool(known) == (params.top_k <= listed and (params.temperature == 1 or params.top_k > 0))
 
 
 def test_false_alarms_are_as_rare_as_stated() -> None:
@@ -160,7 +187,7 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
         places = [place(rng) for _ in range(40)]
         tokens = tuple(int(rng.choice(p.listing.ids, p=p.listing.probs)) for p in places)
         found = evidence.look(
-            evidence.start(len(FEATURES)), features.gains(places, tokens, PLAIN), noise
+            evidence.start(len(FEATURES)), features.gains(places, tokens, Reading(PLAIN)), noise
         )
         alarms += found.highest >= math.log(10)
     assert alarms <= 62  # binomial(400, .1) is above with a probability below .001

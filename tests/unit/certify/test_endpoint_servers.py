@@ -17,10 +17,10 @@ import pytest
 
 from outrider.certify.endpoint import promises
 from outrider.certify.endpoint.client import Endpoint, EndpointError
-from outrider.certify.endpoint.questions import plain
+from outrider.certify.endpoint.questions import Plan, plain
 from outrider.certify.endpoint.records import Tokens
 from outrider.certify.endpoint.references import EndpointReference, ModelReference
-from outrider.certify.endpoint.run import Answer, Plan, certify
+from outrider.certify.endpoint.run import Answer, certify
 from outrider.certify.endpoint.texts import Texts
 from outrider.cli import main
 from outrider.errors import InvalidConfigError
@@ -48,7 +48,7 @@ def verdicts(url: str, fault: Fault) -> dict[str, str]:
     if fault.found in promises.CHECKS:
         return kept(url)
     ordinary = 4096 if fault.found in ("sampling", "simultaneous requests") else 300
-    plan = Plan(tokens=ordinary, each=800, length=48, only=(fault.found,))
+    plan = Plan(tokens=ordinary, parameter_tokens=800, length=48, only=(fault.found,))
     return {name: answer.verdict for name, answer in asked(url, plan).items()}
 
 
@@ -66,7 +66,7 @@ def test_a_planted_fault_is_found_where_it_is(name: str) -> None:
 @pytest.mark.slow
 def test_a_sound_server_passes_whatever_is_asked() -> None:
     with serving(SOUND) as url:
-        found = asked(url, Plan(tokens=1600, each=600, length=48))
+        found = asked(url, Plan(tokens=1600, parameter_tokens=600, length=48))
         promised = kept(url)
     assert len(found) == 12
     assert {answer.verdict for answer in found.values()} <= {"honoured", "undecided"}
@@ -76,7 +76,7 @@ def test_a_sound_server_passes_whatever_is_asked() -> None:
 def test_a_server_is_scored_by_another_and_by_itself() -> None:
     """By its five likeliest tokens; a fault of the temperature is found all the same."""
     fault = FAULTS["filters applied twice"]
-    plan = Plan(tokens=128, each=400, length=32, only=("temperature", "top_p"))
+    plan = Plan(tokens=128, parameter_tokens=400, length=32, only=("temperature", "top_p"))
     with (
         serving(fault) as url,
         serving(SOUND) as other,
@@ -96,7 +96,7 @@ def test_a_server_is_scored_by_another_and_by_itself() -> None:
 
 def test_a_run_that_was_broken_off_goes_on_with_the_texts_it_has(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
-    plan = Plan(tokens=128, each=64, length=32, only=("top_k",))
+    plan = Plan(tokens=128, parameter_tokens=64, length=32, only=("top_k",))
     with serving(SOUND) as url:
         first = asked(url, plan, path)
         lines = path.read_text().splitlines()
@@ -182,10 +182,13 @@ def test_an_end_that_a_server_leaves_out_is_put_back() -> None:
             | {"choices": [{**choice(token_ids=[3, 4])["choices"][0], "finish_reason": "stop"}]}
         ),
         "/props": {"eos_token": "<end>"},
-        "/tokenize": {"tokens": [9]},
+        "/tokenize": lambda bodies: {
+            "tokens": {"<end>": [9], "<|im_end|>": [7]}.get(bodies[-1]["content"], [1, 2])
+        },
     }
     question = plain(64, 16)
     with answering(answers) as (url, _), Endpoint(url) as engine:
+        assert engine.ends == (9, 7)
         (text,) = Texts(engine).ask(question, 0, (1, 2))
     assert text.tokens == (3, 4, 9)
 

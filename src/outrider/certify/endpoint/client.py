@@ -33,10 +33,18 @@ _NEUTRAL: dict[str, Any] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "repeat_penalty": 1.0,
+    "repeat_last_n": -1,
 }
 """Servers have other defaults for what OpenAI's API does not name; those that refuse a name do not
-have it."""
+have it. llama.cpp has names of its own, and penalises the last 64 tokens alone unless asked."""
 
+_ENDS = (
+    *("</s>", "<eos>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
+    *("<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<turn|>", "<|tool_response>"),
+    *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+)
+"""What llama.cpp ends texts at, if a model has it as one token; see its `special_eog_ids`."""
 
 _FIELDS = (
     *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -67,8 +75,8 @@ class Endpoint:
 
     Attributes:
         extra: fields that every request carries.
-        end: the token that ends texts, where the server leaves it out of answers, as llama.cpp
-            does; else None.
+        ends: the tokens that end texts, where the server leaves them out of answers, as llama.cpp
+            does.
     """
 
     url: str
@@ -76,7 +84,7 @@ class Endpoint:
     key: str | None = None
     timeout_s: float = 120.0
     extra: dict[str, Any] = field(default_factory=dict)
-    end: int | None = None
+    ends: Tokens = ()
 
     def __post_init__(self) -> None:
         given = httpx.URL(self.url.rstrip("/").removesuffix("/v1") + "/v1")
@@ -108,7 +116,7 @@ class Endpoint:
                 continue
             if ids_of(answer["choices"][0]):
                 self.extra |= way
-                self.end = self._left_out()
+                self.ends = self._left_out()
                 return self
         raise EndpointError(
             f"{self.url} names no token ids under /completions; expected return_token_ids or "
@@ -147,7 +155,10 @@ class Endpoint:
         Raises:
             EndpointError: the server refuses it, or says too little.
         """
-        body = self._body(list(prompt), params.max_tokens, body_of(params) | fields)
+        asked = body_of(params)
+        if "repeat_penalty" in self.extra:
+            asked["repeat_penalty"] = params.repetition_penalty
+        body = self._body(list(prompt), params.max_tokens, asked | fields)
         answer = self.post("/completions", body)
         texts = []
         for choice in sorted(answer["choices"], key=lambda each: int(each.get("index", 0))):
@@ -203,16 +214,17 @@ class Endpoint:
             **fields,
         }
 
-    def _left_out(self) -> int | None:
-        """Return the token that ends texts and is left out of them, by llama.cpp's own routes."""
+    def _left_out(self) -> Tokens:
+        """Return the tokens that end texts and are left out of them, by llama.cpp's own routes."""
         base = self.url.removesuffix("/v1")
         try:
-            end = self._send("GET", f"{base}/props", None)["eos_token"]
-            body = {"content": end, "add_special": False, "parse_special": True}
-            (token,) = self._send("POST", f"{base}/tokenize", body)["tokens"]
-            return int(token)
+            named = self._send("GET", f"{base}/props", None)["eos_token"]
+            ends = dict.fromkeys((named, *_ENDS))
+            bodies = ({"content": end, "add_special": False, "parse_special": True} for end in ends)
+            found = [self._send("POST", f"{base}/tokenize", body)["tokens"] for body in bodies]
+            return tuple(dict.fromkeys(int(each[0]) for each in found if len(each) == 1))
         except (EndpointError, KeyError, TypeError, ValueError):
-            return None
+            return ()
 
     def _completes(self) -> None:
         """Raise EndpointError if there are no completions of token ids."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...config.params import SamplingParams
 from ..reference import filtered, processed
-from .records import Cells, Listing, Row, Text, Tokens
+from .records import Cells, Listing, Reading, Row, Text, Tokens
 
 BINS = 5
 """Bins of the probability integral transform."""
@@ -30,6 +30,9 @@ FEATURES = (
 _LONGEST = 4
 """Look-ups go by the last so many tokens, or fewer."""
 
+_MOST_OTHERS = 2**16
+"""A bound on what is computed: fewer tokens are likelier each, and are kept by filters first."""
+
 PLAIN = SamplingParams()
 
 
@@ -41,20 +44,23 @@ class Place:
         listing: of the target.
         prompt, output: the tokens before it.
         draft: the draft model's distribution, if there is one.
+        ends: tokens that end texts and are left out of answers: which of them came is not known, so
+            that they are one cell with those that are not listed.
     """
 
     listing: Listing
     prompt: Tokens
     output: Tokens
     draft: Listing | None = None
+    ends: Tokens = ()
 
 
 def cells_of(place: Place, params: SamplingParams) -> Cells | None:
     """Return the distribution that parameters make; None where the listing does not say it.
 
     A listing of all tokens always says it. One of the likeliest does at temperature 1 without
-    filters, and where its least token is beyond top-k, if it lists what else the parameters touch.
-    A repetition penalty depends on the signs of logits, which log-probabilities do not say.
+    filters, and where filters leave listed tokens alone, if it lists what else the parameters
+    touch. A repetition penalty depends on the signs of logits, which log-probabilities do not say.
 
     Args:
         place: before the draw.
@@ -69,21 +75,28 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
         missing = touched - set(listing.ids.tolist())
         if missing and (raised & missing or not params.top_k):
             return None
-        if params.allowed_token_ids is not None or (narrowed and not params.top_k):
+        warmed = params.temperature != 1 and not params.top_k
+        if params.allowed_token_ids is not None or warmed:
             return None
     if params.repetition_penalty != 1 and listing.log_sum is None:
         return None
-    row = np.zeros(2 + max(int(listing.ids.max()), *touched, *place.prompt, *place.output))
+    size = 1 + max(int(listing.ids.max()), *touched, *place.prompt, *place.output)
+    # To filters the others are as few tokens as may be, each as likely as one may be.
+    most = min(listing.most, float(listing.probs.min())) if narrowed else 1.0
+    full = min(int(listing.rest / most), _MOST_OTHERS)
+    others = np.append(np.full(full, most), listing.rest - full * most)
+    row = np.append(np.zeros(size), np.zeros(1) if whole else others)
     row[listing.ids] = listing.probs
-    if not whole:
-        # With filters any token that is not listed, and is as likely as one may be.
-        row[-1] = listing.probs.min() if narrowed else listing.rest
     row *= np.exp(listing.log_sum or 0.0)
     probs = filtered(processed(row, place.prompt, place.output, params), params)
-    if not whole and narrowed and probs[-1] > 0:
+    rest = probs[size:].sum()
+    if narrowed and rest > 0:
         return None
-    ids = listing.ids[np.argsort(-probs[listing.ids], kind="stable")]
-    return Cells(ids, np.append(probs[ids], probs[-1]))
+    ends = np.isin(listing.ids, place.ends)
+    rest += probs[listing.ids[ends]].sum()
+    ids = listing.ids[~ends]
+    ids = ids[np.argsort(-probs[ids], kind="stable")]
+    return Cells(ids, np.append(probs[ids], rest))
 
 
 def values(place: Place, cells: Cells) -> Row:
@@ -119,24 +132,24 @@ def values(place: Place, cells: Cells) -> Row:
 def gains(
     places: Sequence[Place],
     tokens: Tokens,
-    params: SamplingParams,
-    other: SamplingParams | None = None,
+    reading: Reading,
+    other: Reading | None = None,
 ) -> Row:
     """Return f(x) - sum p f of each token and feature, float64 [n, J]; NaN where there is none.
 
     Args:
         places: before each token.
         tokens: of a text.
-        params: by which they were drawn, if the hypothesis holds.
-        other: those by which they may have been drawn instead.
+        reading: by which they were drawn, if the hypothesis holds.
+        other: that by which they may have been drawn instead.
     """
     rows = np.full((len(places), len(FEATURES)), np.nan)
     for index, (place, token) in enumerate(zip(places, tokens, strict=True)):
-        cells = cells_of(place, params)
+        cells = _read(place, reading)
         if cells is None:
             continue
         found = values(place, cells)
-        instead = None if other is None else cells_of(place, other)
+        instead = None if other is None else _read(place, other)
         if instead is not None:
             found[12] = _ratio(Listing(instead.ids, instead.probs[:-1]).at(cells.ids), cells.probs)
         rows[index] = found[:, cells.cell(token)] - found @ cells.probs
@@ -195,6 +208,12 @@ def coincidences(texts: Sequence[Text], scored: Sequence[Sequence[Place]]) -> Ro
         same = first == second and first in one.ids and first in other.ids
         rows.append(2 * (float(same) - float(one.probs[:-1] @ common)))
     return np.array(rows, dtype=np.float64).reshape(-1, 1)
+
+
+def _read(place: Place, reading: Reading) -> Cells | None:
+    if reading.prompt_counts:
+        place = replace(place, prompt=(), output=(*place.prompt, *place.output))
+    return cells_of(place, reading.params)
 
 
 def _ratio(other: Row, probs: Row) -> Row:

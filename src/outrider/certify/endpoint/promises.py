@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ...config.params import SamplingParams
-from .client import Endpoint, RefusedError
-from .records import Ids, Tokens
+from .client import Endpoint, EndpointError, RefusedError
+from .records import Ids, Text, Tokens
 from .references import Reference
 
 Verdict = Literal["honoured", "ignored", "wrong", "refused", "undecided"]
@@ -21,8 +21,15 @@ Verdict = Literal["honoured", "ignored", "wrong", "refused", "undecided"]
 _TIES = 0.05
 """Differences of greedy texts are ties where their gap is among this share of the smallest."""
 
-_NEAR = 0.05
-"""How far log-probabilities that come with tokens may be from those of the text as a prompt."""
+_NEAR = 4.0
+"""Log-probabilities that come with tokens may be this many times as far from those of the text as a
+prompt as the largest difference that scoring it again makes."""
+
+_DIGITS = 1e-3
+"""Differences below this are those of servers that write log-probabilities with few digits."""
+
+_LIKELY = 0.01
+"""Texts at least this likely may come twice by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +53,9 @@ def kept(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) ->
     for name, check in CHECKS.items():
         try:
             verdict, detail = check(endpoint, reference, prompts)
-        except RefusedError as error:
-            verdict, detail = "refused", str(error)
+        except EndpointError as error:
+            refused = isinstance(error, RefusedError)
+            verdict, detail = "refused" if refused else "undecided", str(error)
         found.append(Promise(name, verdict, detail))
     return found
 
@@ -90,14 +98,16 @@ def stop(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
     tried = 0
     for begin in range(3, len(whole.text) - 4, 5):
         ending = whole.text[begin : begin + 4]
-        first = whole.text.find(ending)
         params = SamplingParams(temperature=0, max_tokens=48, stop=(ending,))
         (text,) = endpoint.complete(prompts[0], params)
-        if text.text == whole.text:
+        before = whole.text[: whole.text.find(ending)]
+        if ending in text.text:
             return "ignored", f"{ending!r} did not end a text: {text.text[:80]!r}"
-        if text.text != whole.text[:first] or text.finish_reason != "stop":
+        if not _same_begin(text.text, before):
+            continue  # rounding decided otherwise before the stop string came
+        if text.text != before or text.finish_reason != "stop":
             given = f"{text.text[-40:]!r}, {text.finish_reason}"
-            return "wrong", f"at {ending!r} a text ended {given}, not {whole.text[:first][-40:]!r}"
+            return "wrong", f"at {ending!r} a text ended {given}, not {before[-40:]!r}"
         tried += 1
         if tried == 6:
             break
@@ -107,18 +117,26 @@ def stop(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
 def stop_token_ids(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
     """Whether texts end at stop tokens, wherever these come in a round."""
     (whole,) = endpoint.complete(prompts[0], SamplingParams(temperature=0, max_tokens=48))
-    ends = list(dict.fromkeys(whole.tokens))[1:9]
-    for end in ends:
+    tried = 0
+    for end in list(dict.fromkeys(whole.tokens))[1:9]:
         asked = SamplingParams(temperature=0, max_tokens=48, stop_token_ids=(end,))
         (text,) = endpoint.complete(prompts[0], asked)
         before = whole.tokens[: whole.tokens.index(end)]
+        if end in text.tokens[:-1]:
+            came = len(text.tokens) - text.tokens.index(end) - 1
+            verdict: Verdict = "ignored" if text.tokens == whole.tokens else "wrong"
+            return verdict, f"{came} tokens came after it"
+        if not _same_begin(text.tokens, before):
+            continue
         if text.tokens not in (before, (*before, end)):
-            extra = len(text.tokens) - len(before) - 1
-            return (
-                "ignored" if text.tokens == whole.tokens else "wrong",
-                f"{extra} tokens came after it",
-            )
-    return ("honoured", f"{len(ends)} tokens") if ends else ("undecided", "the text is too short")
+            return "wrong", f"{len(text.tokens)} tokens came, {len(before)} are before it"
+        tried += 1
+    return ("honoured", f"{tried} tokens") if tried else ("undecided", "the text is too short")
+
+
+def _same_begin(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Say whether one of two begins with the other."""
+    return all(first == second for first, second in zip(one, other, strict=False))
 
 
 def max_tokens(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
@@ -130,24 +148,39 @@ def max_tokens(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> F
     return "honoured", "1 to 11 tokens"
 
 
-def choices(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+def choices(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) -> Found:
     """Whether n texts come, and not one text n times."""
     texts = endpoint.complete(prompts[0], SamplingParams(max_tokens=16, n=4))
     if len(texts) != 4:
         return "ignored", f"{len(texts)} texts where 4 were asked for"
     different = len({text.tokens for text in texts})
-    return (
-        ("honoured", f"{different} different texts of 4") if different > 1 else ("wrong", "equal")
-    )
+    if different > 1:
+        return "honoured", f"{different} different texts of 4"
+    return _unless_likely(reference, texts[0], "4 equal texts")
 
 
-def seed(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
+def seed(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) -> Found:
     """Whether a seed gives one text, and another seed another one."""
     asked = [SamplingParams(max_tokens=24, seed=each) for each in (11, 11, 12)]
-    one, same, other = (endpoint.complete(prompts[0], each)[0].tokens for each in asked)
-    if one == other:
-        return "wrong", "two seeds gave the same text"
-    return ("honoured", "repeated") if one == same else ("ignored", "a seed gave two texts")
+    one, same, other = (endpoint.complete(prompts[0], each)[0] for each in asked)
+    if one.tokens == other.tokens:
+        return _unless_likely(reference, one, "two seeds gave the same text")
+    if one.tokens == same.tokens:
+        return "honoured", "repeated"
+    return "ignored", "a seed gave two texts"
+
+
+def _unless_likely(reference: Reference, text: Text, said: str) -> Found:
+    """Return that something is wrong, unless a text is so likely that chance may have done it."""
+    listings = reference.score(text.prompt, text.tokens)
+    known = [
+        float(listing.at(_ids(token))[0]) if len(listing.ids) else 1.0
+        for listing, token in zip(listings, text.tokens, strict=True)
+    ]
+    chance = math.prod(known)
+    if chance > _LIKELY:
+        return "undecided", f"{said}, which has a probability of {chance:.2g}"
+    return "wrong", said
 
 
 def response_format(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
@@ -170,21 +203,19 @@ def logprobs(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]
     if text.logprobs is None:
         return "ignored", "none came"
     given = [value for value in text.logprobs if value is not None]
-    if given and not any(given):
-        return "wrong", f"0.0 for each of {len(given)} tokens"
-    apart = [
-        abs(value - math.log(known))
-        for value, listing, token in zip(
-            text.logprobs, reference.score(text.prompt, text.tokens), text.tokens, strict=False
-        )
-        if value is not None
-        and len(listing.ids)
-        and (known := float(listing.at(_ids(token))[0])) > 0
-    ]
     if len(given) < len(text.tokens):
         return "wrong", f"{len(given)} values for {len(text.tokens)} tokens"
-    said = f"off by {max(apart, default=0.0):.2g} at most"
-    return ("honoured" if max(apart, default=0.0) < _NEAR else "wrong"), said
+    if given and not any(given):
+        return "wrong", f"0.0 for each of {len(given)} tokens"
+    apart, again = 0.0, 0.0
+    scored = (each(text.prompt, text.tokens) for each in (reference.score, reference.again))
+    for value, token, *listings in zip(given, text.tokens, *scored, strict=True):
+        known = [float(each.at(_ids(token))[0]) if len(each.ids) else 0.0 for each in listings]
+        if all(known):
+            one, two = map(math.log, known)
+            apart, again = max(apart, abs(value - one)), max(again, abs(two - one))
+    said = f"off by {apart:.2g} at most, the reference by {again:.2g} from itself"
+    return ("honoured" if apart <= max(_DIGITS, _NEAR * again) else "wrong"), said
 
 
 def usage(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:

@@ -25,6 +25,7 @@ class Question:
         tokens: how many are looked at, at most.
         weight: its share of the evidence; those of all questions add up to 1.
         ignored: parameters that hold if the engine ignores what the question is about.
+        counts: whether it counts tokens: some engines count those of the prompt as well.
     """
 
     name: str
@@ -32,6 +33,30 @@ class Question:
     tokens: int
     weight: float
     ignored: SamplingParams | None = None
+    counts: bool = False
+
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """What the draws may follow, by the verdict if they do, in the order of preference."""
+        found = {"honoured": Reading(self.params)}
+        if self.counts:
+            found["honoured, with the prompt's tokens"] = Reading(self.params, prompt_counts=True)
+        if self.ignored is not None:
+            found["ignored"] = Reading(self.ignored)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How an engine may understand a request.
+
+    Attributes:
+        params: by which it draws.
+        prompt_counts: whether tokens of the prompt are penalised as those of the output.
+    """
+
+    params: SamplingParams
+    prompt_counts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +91,13 @@ class Listing:
         probs: float64 [K]; less than 1 together where tokens are missing.
         log_sum: the logarithm of the sum of exponentials of the logits, by which these are known;
             None if it is not.
+        most: no token that is not listed is likelier.
     """
 
     ids: Ids
     probs: Row
     log_sum: float | None = None
+    most: float = 1.0
 
     @property
     def rest(self) -> float:

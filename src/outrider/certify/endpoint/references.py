@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -171,10 +172,19 @@ class EndpointReference(Reference):
         return self._listing(ids)
 
     def _listing(self, logprobs: Mapping[int, float]) -> Listing:
-        """Return the likeliest tokens: servers add the one that was drawn, which is known later."""
-        order = sorted(logprobs, key=lambda token: (-logprobs[token], token))[: self.listed]
+        """Return the likeliest tokens, which may not depend on what is drawn.
+
+        Servers add the token that was drawn. Of several that are as likely as the last one that is
+        listed, some are left out, but for a drawn one; all are left out here.
+        """
+        order = sorted(logprobs, key=lambda token: (-logprobs[token], token))
+        most = 1.0
+        if self.listed is not None and len(order) >= self.listed:
+            least = logprobs[order[self.listed - 1]]
+            order = [token for token in order if logprobs[token] > least]
+            most = math.exp(least)
         ids = np.array(order, dtype=np.int64)
-        return Listing(ids, np.exp([logprobs[token] for token in order]))
+        return Listing(ids, np.exp([logprobs[token] for token in order]), most=most)
 
 
 def _prefixes(prompt: Tokens, tokens: Tokens) -> list[Tokens]:

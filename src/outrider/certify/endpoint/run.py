@@ -16,7 +16,7 @@ from . import evidence, features
 from .client import EndpointError, RefusedError
 from .evidence import Evidence
 from .features import FEATURES, Place
-from .questions import pairs, parameters, plain
+from .questions import Plan, pairs, parameters, plain
 from .records import Question, Row, Text, Tokens
 from .references import Reference
 
@@ -33,35 +33,13 @@ _MARGIN = 2.0
 """What rounding did on average counts so many times."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How much is asked.
-
-    Attributes:
-        tokens: of texts without parameters, at most.
-        each: of texts with one parameter.
-        length: tokens of a text.
-        alpha: the rate of false alarms, of all questions together.
-        concurrency: requests that are sent at once, an even number.
-        only: parameters to ask about; all by default.
-    """
-
-    tokens: int = 4096
-    each: int = 768
-    length: int = 64
-    alpha: float = 0.01
-    concurrency: int = 8
-    only: tuple[str, ...] = ()
-
-
 @dataclass
 class Answer:
     """What is found for one question, text by text.
 
     Attributes:
         alpha: the rate of false alarms of all questions together.
-        against: evidence against the distribution that was asked for.
-        ignored: evidence against the one without the parameter, if that is another.
+        held: evidence against each reading of the question, by its name.
         refused: what the server said, if it takes no such request.
         worst: the text that speaks most against it, and how much.
         came: tokens of its texts, those included of which nothing is known.
@@ -70,30 +48,35 @@ class Answer:
 
     question: Question
     alpha: float
-    against: Evidence = field(default_factory=lambda: evidence.start(len(FEATURES)))
-    ignored: Evidence = field(default_factory=lambda: evidence.start(len(FEATURES)))
+    held: dict[str, Evidence] = field(default_factory=dict)
     refused: str | None = None
     worst: tuple[float, Text | None] = (-math.inf, None)
     came: int = 0
     seconds: float = 0.0
 
-    def add(self, text: Text, gains: Row, noise: Row, otherwise: Row | None) -> None:
+    def add(self, text: Text, gains: dict[str, Row], noise: Row) -> None:
         """Look at a text.
 
         Args:
             text: the text.
-            gains: of its tokens, float64 [n, features].
+            gains: of its tokens under each reading, float64 [n, features].
             noise: what rounding does to the mean of each feature, float64 [features].
-            otherwise: gains if the parameter is ignored, if that is another distribution.
         """
-        self.came += len(gains)
-        if len(gains):
+        for name, rows in gains.items():
+            before = self.held.get(name, evidence.start(rows.shape[1]))
+            self.held[name] = evidence.look(before, rows, noise)
+        rows = next(iter(gains.values()))
+        self.came += len(rows)
+        if len(rows):
             feature, bet = np.unravel_index(self.against.held.argmax(), self.against.held.shape)
-            speaks = float(evidence.growth(gains, noise)[:, feature, bet].sum())
+            speaks = float(evidence.growth(rows, noise)[:, feature, bet].sum())
             self.worst = max(self.worst, (speaks, text), key=lambda each: each[0])
-        self.against = evidence.look(self.against, gains, noise)
-        if otherwise is not None:
-            self.ignored = evidence.look(self.ignored, otherwise, noise)
+
+    @property
+    def against(self) -> Evidence:
+        """The evidence against the parameters as they were asked for, as the engine reads them."""
+        asked = [each for name, each in self.held.items() if name != "ignored"]
+        return min(asked, key=lambda each: each.highest, default=evidence.start(1))
 
     @property
     def rejected(self) -> bool:
@@ -102,15 +85,13 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """One of honoured, ignored, wrong, refused, and undecided."""
+        """One of honoured (by some reading), ignored, wrong, refused, and undecided."""
         if self.refused is not None:
             return "refused"
-        if not self.against.tokens:
+        standing = [name for name, each in self.held.items() if not self.rejects(each.highest)]
+        if not self.against.tokens or ("ignored" in standing and len(standing) > 1):
             return "undecided"
-        alone = self.question.ignored is None
-        if self.rejected:
-            return "wrong" if alone or self.rejects(self.ignored.highest) else "ignored"
-        return "honoured" if alone or self.rejects(self.ignored.highest) else "undecided"
+        return standing[0] if standing else "wrong"
 
     @property
     def over(self) -> bool:
@@ -128,7 +109,7 @@ class Answer:
             "log_e": self.against.log_e,
             "highest_log_e": self.against.highest,
             "curve": self.against.curve,
-            "log_e_if_ignored": self.ignored.log_e if self.question.ignored else None,
+            "log_e_if_ignored": self.held["ignored"].log_e if "ignored" in self.held else None,
             "refused": self.refused,
             "request": text and text.body,
             "text": text and text.text,
@@ -152,6 +133,7 @@ def certify(
     plan: Plan,
     report: Report = lambda *_: None,
     draft: Reference | None = None,
+    ends: Tokens = (),
 ) -> tuple[list[Answer], Row]:
     """Ask all questions, one after another; each ends early where its answer is certain.
 
@@ -162,6 +144,7 @@ def certify(
         plan: how much is asked.
         report: of progress.
         draft: the server's draft model, if it is known.
+        ends: tokens that end texts and are left out of answers.
 
     Returns:
         An answer for each question, and what rounding does to the mean of each feature.
@@ -169,9 +152,9 @@ def certify(
     Raises:
         EndpointError: the server fails, or refuses a request without parameters.
     """
-    asker = _Asker(ask, reference, draft, plan, report)
+    asker = _Asker(ask, reference, draft, plan, report, ends)
     answers, noise = list(asker.ordinary(prompts)), asker.noise
-    asked = parameters(asker.texts, plan.each, plan.length, reference.listed, plan.only)
+    asked = parameters(asker.texts, plan.parameter_tokens, plan.length, reference.listed, plan.only)
     answers += [asker.about(question, prompts) for question in asked]
     return answers, noise
 
@@ -192,9 +175,10 @@ class _Asker:
         draft: Reference | None,
         plan: Plan,
         report: Report,
+        ends: Tokens,
     ) -> None:
         self._ask, self._reference, self._draft = ask, reference, draft
-        self._plan, self._report = plan, report
+        self._plan, self._report, self._ends = plan, report, ends
         self._rounding: dict[str, list[Row]] = {}
         self.noise = np.zeros(len(FEATURES))
         self.texts: list[Text] = []
@@ -206,18 +190,17 @@ class _Asker:
         """
         plan, begun = self._plan, perf_counter()
         alone = Answer(plain(plan.tokens, plan.length), plan.alpha)
-        joint = Answer(pairs(plan.tokens, plan.length), plan.alpha, evidence.start(1))
+        joint = Answer(pairs(plan.tokens, plan.length), plan.alpha)
         twice = (prompt for prompt in cycle(prompts) for _ in range(2))
         for texts in self._waves(alone.question, twice):
             scored = [self._places(text) for text in texts]
             self.texts += texts
             for text, places in zip(texts, scored, strict=True):
                 self._score_again(alone.question, text, places)
-                gains = features.gains(places, text.tokens, alone.question.params)
-                alone.add(text, gains[1:], self.noise, None)
+                alone.add(text, _gains(alone.question, places[1:], text.tokens[1:]), self.noise)
             for first in range(0, len(texts) - 1, 2):
                 same = features.coincidences(texts[first : first + 2], scored[first : first + 2])
-                joint.add(texts[first], same, 2 * self.noise.max(keepdims=True), None)
+                joint.add(texts[first], {"honoured": same}, 2 * self.noise.max(keepdims=True))
             self._report(alone.came, plan.tokens, alone.question.name)
             if alone.came >= plan.tokens or (alone.rejected and joint.rejected):
                 break
@@ -232,10 +215,7 @@ class _Asker:
                 for text in texts:
                     places = self._places(text)
                     self._score_again(question, text, places)
-                    asked, other = question.params, question.ignored
-                    gains = features.gains(places, text.tokens, asked, other)
-                    otherwise = features.gains(places, text.tokens, other, asked) if other else None
-                    answer.add(text, gains, self.noise, otherwise)
+                    answer.add(text, _gains(question, places, text.tokens), self.noise)
                 self._report(answer.came, question.tokens, question.name)
                 if answer.over:
                     break
@@ -266,8 +246,8 @@ class _Asker:
         listings = self._reference.score(text.prompt, text.tokens)
         drafts = self._draft.score(text.prompt, text.tokens) if self._draft else None
         return [
-            Place(each, text.prompt, text.tokens[:place], drafts[place] if drafts else None)
-            for place, each in enumerate(listings)
+            Place(each, text.prompt, text.tokens[:n], drafts[n] if drafts else None, self._ends)
+            for n, each in enumerate(listings)
         ]
 
     def _score_again(self, question: Question, text: Text, places: Sequence[Place]) -> None:
@@ -279,3 +259,13 @@ class _Asker:
             found = np.concatenate(known)
             seen = np.maximum((~np.isnan(found)).sum(0), 1)
             self.noise = _MARGIN * np.nansum(found, 0) / seen
+
+
+def _gains(question: Question, places: Sequence[Place], tokens: Tokens) -> dict[str, Row]:
+    """Return the gains of tokens under each reading of a question, with the one that it rivals."""
+    readings = question.readings
+    ignored, asked = readings.get("ignored"), readings["honoured"]
+    return {
+        name: features.gains(places, tokens, reading, asked if name == "ignored" else ignored)
+        for name, reading in readings.items()
+    }

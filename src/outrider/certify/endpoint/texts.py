@@ -23,20 +23,24 @@ class Texts:
     Args:
         endpoint: connected.
         path: of the file, a line of JSON for each answer; None keeps nothing.
+        asked: what else has to be as it was, as JSON takes it: who looks at a part of the texts may
+            not choose afterwards by what they are compared.
 
     Raises:
-        InvalidConfigError: the file is of another server or model, or no such file.
+        InvalidConfigError: the file is of another server, model or plan, or no such file.
     """
 
     endpoint: Endpoint
     path: Path | None = None
+    asked: Any = None
     _known: dict[tuple[str, str, int, Tokens], list[Text]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         if self.path is None:
             return
-        head = {"endpoint": self.endpoint.url, "model": self.endpoint.model}
+        head = {"endpoint": self.endpoint.url, "model": self.endpoint.model, "asked": self.asked}
+        head = json.loads(json.dumps(head))
         if not self.path.exists():
             self.path.write_text(json.dumps(head) + "\n", encoding="utf-8")
             return
@@ -46,7 +50,10 @@ class Texts:
             if json.loads(first) != head:
                 raise ValueError
         except ValueError:
-            expected = f"another folder: its texts are not of {head['model']} at {head['endpoint']}"
+            expected = (
+                f"another folder: its texts are not of {head['model']} at {head['endpoint']}, or "
+                "not by the same plan and reference"
+            )
             raise InvalidConfigError("--out", str(self.path.parent), expected) from None
         for each in known:
             texts = [_text(text) for text in each["texts"]]
@@ -60,11 +67,11 @@ class Texts:
         may not depend on what they are. For the same reason the last few places are left out there:
         llama.cpp holds back a letter that is not whole.
         """
-        texts, end = self._answered(question, number, prompt), self.endpoint.end
-        if end is None:
+        texts, ends = self._answered(question, number, prompt), self.endpoint.ends
+        if not ends:
             return texts
         most = question.params.max_tokens - _HELD_BACK
-        ended = [(*t.tokens, end) if t.finish_reason == "stop" else t.tokens for t in texts]
+        ended = [(*t.tokens, ends[0]) if t.finish_reason == "stop" else t.tokens for t in texts]
         return [replace(t, tokens=each[:most]) for t, each in zip(texts, ended, strict=True)]
 
     def _answered(self, question: Question, number: int, prompt: Tokens) -> list[Text]:
