@@ -1,8 +1,9 @@
 """`python completions.py LIBRARY KIND PORT TARGET [DRAFT]`: a library as a server.
 
-LIBRARY is transformers or openvino-genai. Answers OpenAI's /v1/completions, from token ids to token ids, one request after another. KIND is plain,
-ngram (prompt look-ups) or draft_model. It needs the library alone, so that it runs in an
-environment of its own; what the library has no parameter for is refused.
+LIBRARY is transformers or openvino-genai. Answers OpenAI's /v1/completions, from token ids to token
+ids, one request after another. KIND is plain, ngram (prompt look-ups) or draft_model. It needs the
+library alone, so that it runs in an environment of its own; what the library has no parameter for
+is refused.
 """
 
 from __future__ import annotations
