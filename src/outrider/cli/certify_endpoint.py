@@ -94,9 +94,12 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
     from .terminal import output as standard
 
     folder = None if server.out is None else make_folder("--out", server.out)
-    if folder is not None and (folder / "certificate.json").exists():
-        expected = "a new folder: this one has a certificate, of texts that came before"
-        raise InvalidConfigError("--out", server.out, expected)
+    written = None if folder is None else folder / "certificate.json"
+    if written is not None and written.exists():
+        before = json.loads(read_text("--out", written))
+        if not any(each["verdict"] == "failed" for each in before["questions"]):
+            expected = "a new folder: this one has a certificate, of texts that came before"
+            raise InvalidConfigError("--out", server.out, expected)
     console, screen = messages(), None if output.as_json else standard(output.color)
     with ExitStack() as stack:
         engine = _connected(stack, server, console)
@@ -104,7 +107,8 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
         if screen is not None:
             show_plan(screen, engine, reference, plan)
         answers, kept, noise = _asked(engine, reference, draft, prompts, plan, folder, console)
-    broken = [each for each in kept if each.verdict in ("wrong", "ignored")]
+    broken = any(each.verdict in ("wrong", "ignored") for each in kept)
+    broken |= any(each.rejected or each.failed for each in answers)
     found: dict[str, Any] = {
         "format": "outrider-endpoint/1",
         "outrider": __version__,
@@ -115,7 +119,7 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
         "questions": [each.summary() for each in answers],
         "promises": [asdict(each) for each in kept],
         "rounding": noise,
-        "passed": not broken and not any(each.rejected for each in answers),
+        "passed": not broken,
     }
     if folder is not None:
         replace_file(folder / "certificate.json", json.dumps(found, indent=2))

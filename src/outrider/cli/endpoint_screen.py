@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..certify.endpoint.run import Answer
 
 _DISTANCES = (0.2, 0.1, 0.05)
-_BAD = ("wrong", "ignored")
+_BAD = ("wrong", "ignored", "failed")
 _COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#bf8700", "#57606a")
 _WIDE, _HIGH = 720, 260
 
@@ -170,7 +170,7 @@ def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
             Text(each.verdict, "red" if each.rejected else ""),
             f"{each.against.tokens:,}",
             f"{each.evidence:.2g}",
-            seen or (each.refused or "")[:60],
+            seen or (each.refused or each.failed or "")[:60],
         )
     others = Table(box=None, header_style="bold", padding=(0, 1))
     for name in ("promise", "verdict", ""):

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.certify.endpoint import evidence, features
 from outrider.certify.endpoint.features import FEATURES, PLAIN, Place
-from outrider.certify.endpoint.records import Listing, Reading, Tokens
+from outrider.certify.endpoint.records import Reading, Tokens, listed
 from outrider.certify.reference import filtered
 from outrider.config.params import SamplingParams
 
@@ -32,8 +32,8 @@ PARAMS = (
 def place(rng: np.random.Generator, size: int = 6, prompt: Tokens = (1, 4, 1)) -> Place:
     ids = rng.permutation(size)
     output = tuple(rng.integers(size, size=3).tolist())
-    draft = Listing(np.arange(size), rng.dirichlet(np.full(size, 0.6)))
-    return Place(Listing(ids, rng.dirichlet(np.full(size, 0.6)), 1.5), prompt, output, draft)
+    draft = listed(np.arange(size), rng.dirichlet(np.full(size, 0.6)))
+    return Place(listed(ids, rng.dirichlet(np.full(size, 0.6)), 1.5), prompt, output, draft)
 
 
 @pytest.mark.parametrize("params", PARAMS)
@@ -73,7 +73,7 @@ def test_evidence_has_a_mean_of_one_by_enumeration() -> None:
         found = 0.0
         for text in product(range(3), repeat=4):
             places = [
-                Place(Listing(np.arange(3), table[text[:n]]), (0, 1), text[:n]) for n in range(4)
+                Place(listed(np.arange(3), table[text[:n]]), (0, 1), text[:n]) for n in range(4)
             ]
             chance = math.prod(drawn(table[text[:n]])[text[n]] for n in range(4))
             gains = features.gains(places, text, Reading(params))
@@ -91,10 +91,10 @@ def test_what_rounding_may_do_makes_no_evidence() -> None:
     places, tokens, others = [], [], []
     for _ in range(4000):
         there = place(rng)
-        off = there.listing.probs * np.exp(0.2 * (rng.random(6) - 0.5))
+        off = there.listing.probs[:-1] * np.exp(0.2 * (rng.random(6) - 0.5))
         off /= off.sum()
         places.append(there)
-        others.append(Listing(there.listing.ids, off))
+        others.append(listed(there.listing.ids, off))
         tokens.append(int(rng.choice(there.listing.ids, p=off)))
     gains = features.gains(places, tuple(tokens), Reading(PLAIN))
     noise = 2 * np.nansum(features.rounding(places[:100], others[:100]), 0) / 100
@@ -105,7 +105,7 @@ def test_what_rounding_may_do_makes_no_evidence() -> None:
 def test_a_repetition_penalty_goes_by_the_signs_of_logits() -> None:
     logits = np.array([2.0, 0.5, -1.0])
     sums = float(np.log(np.exp(logits).sum()))
-    there = Place(Listing(np.arange(3), np.exp(logits - sums), sums), (0, 2), ())
+    there = Place(listed(np.arange(3), np.exp(logits - sums), sums), (0, 2), ())
     params = SamplingParams(repetition_penalty=2.0)
     expected = np.exp([1.0, 0.5, -2.0])
     cells = features.cells_of(there, params)
@@ -120,8 +120,8 @@ def test_a_repetition_penalty_goes_by_the_signs_of_logits() -> None:
 def test_rounding_at_the_edge_of_a_filter_is_measured() -> None:
     """Two tokens are as likely: which of them is the second of top_k is a matter of rounding."""
     ids, params = np.arange(3), SamplingParams(top_k=2)
-    there = Place(Listing(ids, np.array([0.5, 0.25 + 1e-9, 0.25 - 1e-9])), (0,), ())
-    again = Listing(ids, np.array([0.5, 0.25 - 1e-9, 0.25 + 1e-9]))
+    there = Place(listed(ids, np.array([0.5, 0.25 + 1e-9, 0.25 - 1e-9])), (0,), ())
+    again = listed(ids, np.array([0.5, 0.25 - 1e-9, 0.25 + 1e-9]))
     (row,) = features.rounding([there], [again], params)
     assert row[7] == pytest.approx(2 / 3)
     (row,) = features.rounding([there], [again])
@@ -138,14 +138,14 @@ def test_ends_that_answers_leave_out_are_one_cell_with_what_is_not_listed() -> N
         assert sorted(cells.ids) == [0, 1, 3, 5]
         apart = features.cells_of(replace(there, ends=()), params)
         assert apart is not None
-        expected = Listing(apart.ids, apart.probs[:-1]).at(np.array([4, 2]))[:-1].sum()
+        expected = apart.at(np.array([4, 2]))[:-1].sum()
         assert cells.probs[-1] == pytest.approx(expected)
         one, other = (features.gains([there], (end,), Reading(params)) for end in (4, 2))
         assert np.array_equal(one, other, equal_nan=True)
 
 
 def test_penalties_may_count_the_prompt() -> None:
-    there = Place(Listing(np.arange(3), np.array([0.5, 0.3, 0.2])), (0, 0), (1,))
+    there = Place(listed(np.arange(3), np.array([0.5, 0.3, 0.2])), (0, 0), (1,))
     params = SamplingParams(frequency_penalty=1.0, presence_penalty=0.5)
     weights = np.array([0.5 * np.exp(-2.5), 0.3 * np.exp(-1.5), 0.2])
     expected = weights / weights.sum()
@@ -155,10 +155,10 @@ def test_penalties_may_count_the_prompt() -> None:
     assert np.abs(expected @ rows[:, known]).max() < 1e-12
 
 
-@pytest.mark.parametrize("listed", [4, 6])
+@pytest.mark.parametrize("most", [4, 6])
 @pytest.mark.parametrize("params", PARAMS)
 def test_a_listing_of_the_likeliest_gives_the_same_cells_or_none(
-    params: SamplingParams, listed: int
+    params: SamplingParams, most: int
 ) -> None:
     rng = np.random.default_rng(1)
     known = 0
@@ -167,15 +167,15 @@ def test_a_listing_of_the_likeliest_gives_the_same_cells_or_none(
         there = replace(there, output=there.output[:2])
         whole = features.cells_of(there, params)
         assert whole is not None
-        best = there.listing.ids[np.argsort(-there.listing.probs)][:listed]
-        listing = Listing(best, there.listing.at(best)[:-1], 1.5)
+        best = there.listing.ids[np.argsort(-there.listing.probs[:-1])][:most]
+        listing = listed(best, there.listing.at(best)[:-1], 1.5)
         cells = features.cells_of(replace(there, listing=listing), params)
         if cells is None:
             continue
         known += 1
-        expected = Listing(whole.ids, whole.probs[:-1]).at(cells.ids)
+        expected = whole.at(cells.ids)
         assert np.abs(cells.probs - expected).max() < 1e-9
-    assert bool(known) == (params.top_k <= listed and (params.temperature == 1 or params.top_k > 0))
+    assert bool(known) == (params.top_k <= most and (params.temperature == 1 or params.top_k > 0))
 
 
 def test_false_alarms_are_as_rare_as_stated() -> None:
@@ -185,7 +185,7 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
     noise = np.zeros(len(FEATURES))
     for _ in range(400):
         places = [place(rng) for _ in range(40)]
-        tokens = tuple(int(rng.choice(p.listing.ids, p=p.listing.probs)) for p in places)
+        tokens = tuple(int(rng.choice(p.listing.ids, p=p.listing.probs[:-1])) for p in places)
         found = evidence.look(
             evidence.start(len(FEATURES)), features.gains(places, tokens, Reading(PLAIN)), noise
         )

@@ -227,6 +227,36 @@ def test_a_server_that_dies_half_way_leaves_its_texts(
     assert len((tmp_path / "texts.jsonl").read_text().splitlines()) > 1
 
 
+def test_a_server_that_fails_under_a_parameter_is_certified_in_what_is_left(tmp_path: Path) -> None:
+    """And the run may go on in its folder once the server is mended."""
+    tops = {"top_logprobs": [{"token_id:1": -0.1, "token_id:2": -3.0}], "tokens": ["token_id:1"]}
+    broken = [True]
+
+    def complete(bodies: list[dict[str, Any]]) -> Any:
+        if bodies[-1].get("top_k") == 3 and broken:
+            return 500, {}, {"error": {"message": "no such dimension"}}
+        return choice(logprobs=tops, token_ids=[1] * bodies[-1]["max_tokens"])
+
+    answers = {
+        "/v1/models": MODELS,
+        "/tokenize": {"tokens": [1, 2]},
+        "/v1/completions": complete,
+    }
+    flags = ["--only", "top_k", "--only", "min_p", "--tokens", "16", "--parameter-tokens", "16"]
+    with answering(answers) as (url, _):
+        command = ["certify", "--endpoint", url, "--self", "--out", str(tmp_path), *flags]
+        assert main(command) == 1
+        (failed, other) = json.loads((tmp_path / "certificate.json").read_text())["questions"][2:]
+        assert failed["verdict"] == "failed"
+        assert "no such dimension" in failed["failed"]
+        assert other["verdict"] != "failed"
+        broken.clear()
+        main(command)
+        assert main(command) == 2
+    (mended, _) = json.loads((tmp_path / "certificate.json").read_text())["questions"][2:]
+    assert mended["verdict"] != "failed"
+
+
 def test_flags_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certify", "--endpoint", "http://x"]) == 2
     assert "one of --reference-endpoint" in capsys.readouterr().err

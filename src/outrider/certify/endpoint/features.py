@@ -10,7 +10,7 @@ import numpy as np
 
 from ...config.params import SamplingParams
 from ..reference import filtered, processed
-from .records import Cells, Listing, Reading, Row, Text, Tokens
+from .records import Cells, Reading, Row, Text, Tokens
 
 BINS = 5
 """Bins of the probability integral transform."""
@@ -48,10 +48,10 @@ class Place:
             that they are one cell with those that are not listed.
     """
 
-    listing: Listing
+    listing: Cells
     prompt: Tokens
     output: Tokens
-    draft: Listing | None = None
+    draft: Cells | None = None
     ends: Tokens = ()
 
 
@@ -69,7 +69,8 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
     listing = place.listing
     if not len(listing.ids):
         return None
-    whole, narrowed = listing.rest < 1e-6, _narrowed(params)
+    rest, narrowed = float(listing.probs[-1]), _narrowed(params)
+    whole = rest < 1e-6
     touched, raised = _touched(place, params)
     if not whole:
         missing = touched - set(listing.ids.tolist())
@@ -82,11 +83,11 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
         return None
     size = 1 + max(int(listing.ids.max()), *touched, *place.prompt, *place.output)
     # To filters the others are as few tokens as may be, each as likely as one may be.
-    most = min(listing.most, float(listing.probs.min())) if narrowed else 1.0
-    full = min(int(listing.rest / most), _MOST_OTHERS)
-    others = np.append(np.full(full, most), listing.rest - full * most)
+    most = min(listing.most, float(listing.probs[:-1].min())) if narrowed else 1.0
+    full = min(int(rest / most), _MOST_OTHERS)
+    others = np.append(np.full(full, most), rest - full * most)
     row = np.append(np.zeros(size), np.zeros(1) if whole else others)
-    row[listing.ids] = listing.probs
+    row[listing.ids] = listing.probs[:-1]
     row *= np.exp(listing.log_sum or 0.0)
     probs = filtered(processed(row, place.prompt, place.output, params), params)
     rest = probs[size:].sum()
@@ -123,7 +124,7 @@ def values(place: Place, cells: Cells) -> Row:
     if proposed is not None:
         found[9] = np.where(np.append(ids, -1) == proposed, 1.0, -1.0)
     if place.draft is not None:
-        likeliest = place.draft.ids[place.draft.probs.argmax()]
+        likeliest = place.draft.ids[place.draft.probs[:-1].argmax()]
         found[10] = np.where(np.append(ids, -1) == likeliest, 1.0, -1.0)
         found[11] = _ratio(place.draft.at(ids), probs)
     return found
@@ -151,13 +152,13 @@ def gains(
         found = values(place, cells)
         instead = None if other is None else _read(place, other)
         if instead is not None:
-            found[12] = _ratio(Listing(instead.ids, instead.probs[:-1]).at(cells.ids), cells.probs)
+            found[12] = _ratio(instead.at(cells.ids), cells.probs)
         rows[index] = found[:, cells.cell(token)] - found @ cells.probs
     return rows
 
 
 def rounding(
-    places: Sequence[Place], again: Sequence[Listing], params: SamplingParams = PLAIN
+    places: Sequence[Place], again: Sequence[Cells], params: SamplingParams = PLAIN
 ) -> Row:
     """Return by how much means of features change when texts are scored again, float64 [n, J].
 
@@ -171,8 +172,7 @@ def rounding(
         cells = cells_of(place, params)
         changed = cells_of(replace(place, listing=other), params)
         if cells is not None and changed is not None:
-            probs = Listing(changed.ids, changed.probs[:-1]).at(cells.ids)
-            rows[index] = np.abs(values(place, cells) @ (probs - cells.probs))
+            rows[index] = np.abs(values(place, cells) @ (changed.at(cells.ids) - cells.probs))
     return rows
 
 
@@ -204,7 +204,7 @@ def coincidences(texts: Sequence[Text], scored: Sequence[Sequence[Place]]) -> Ro
         if one is None or other is None:
             continue
         first, second = (text.tokens[place] for text in texts)
-        common = Listing(other.ids, other.probs[:-1]).at(one.ids)[:-1]
+        common = other.at(one.ids)[:-1]
         same = first == second and first in one.ids and first in other.ids
         rows.append(2 * (float(same) - float(one.probs[:-1] @ common)))
     return np.array(rows, dtype=np.float64).reshape(-1, 1)

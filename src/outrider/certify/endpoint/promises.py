@@ -9,11 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from ...config.params import SamplingParams
 from .client import Endpoint, EndpointError, RefusedError
-from .records import Ids, Text, Tokens
+from .records import Text, Tokens
 from .references import Reference
 
 Verdict = Literal["honoured", "ignored", "wrong", "refused", "undecided"]
@@ -77,9 +75,9 @@ def greedy(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) 
         for listing, token in zip(reference.score(prompt, text.tokens), text.tokens, strict=True):
             if not len(listing.ids):
                 continue
-            likeliest = sorted(listing.probs, reverse=True)[:2]
+            likeliest = sorted(listing.probs[:-1], reverse=True)[:2]
             gaps.append(math.log(likeliest[0] / max(likeliest[-1], 1e-300)))
-            own = max(float(listing.at(_ids(token))[0]), 1e-300)
+            own = max(listing.of(token), 1e-300)
             if own < likeliest[0]:
                 missed.append(math.log(likeliest[0] / own))
     if not missed:
@@ -174,7 +172,7 @@ def _unless_likely(reference: Reference, text: Text, said: str) -> Found:
     """Return that something is wrong, unless a text is so likely that chance may have done it."""
     listings = reference.score(text.prompt, text.tokens)
     known = [
-        float(listing.at(_ids(token))[0]) if len(listing.ids) else 1.0
+        listing.of(token) if len(listing.ids) else 1.0
         for listing, token in zip(listings, text.tokens, strict=True)
     ]
     chance = math.prod(known)
@@ -210,7 +208,7 @@ def logprobs(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]
     apart, again = 0.0, 0.0
     scored = (each(text.prompt, text.tokens) for each in (reference.score, reference.again))
     for value, token, *listings in zip(given, text.tokens, *scored, strict=True):
-        known = [float(each.at(_ids(token))[0]) if len(each.ids) else 0.0 for each in listings]
+        known = [each.of(token) if len(each.ids) else 0.0 for each in listings]
         if all(known):
             one, two = map(math.log, known)
             apart, again = max(apart, abs(value - one)), max(again, abs(two - one))
@@ -264,7 +262,3 @@ CHECKS: dict[str, Check] = {
     "usage": usage,
     "acceptance figures": acceptance,
 }
-
-
-def _ids(token: int) -> Ids:
-    return np.array([token], dtype=np.int64)

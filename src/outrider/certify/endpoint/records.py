@@ -83,12 +83,13 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Listing:
-    """Probabilities of the next token, before any parameter.
+class Cells:
+    """What the next token may be: listed tokens, and any other one.
 
     Attributes:
-        ids: int64 [K], the likeliest tokens or all of them.
-        probs: float64 [K]; less than 1 together where tokens are missing.
+        ids: int64 [K]; those of a target or a draft model, before any parameter, or what a
+            request's parameters make of them, likeliest first.
+        probs: float64 [K + 1], the last one of all other tokens together.
         log_sum: the logarithm of the sum of exponentials of the logits, by which these are known;
             None if it is not.
         most: no token that is not listed is likelier.
@@ -99,11 +100,6 @@ class Listing:
     log_sum: float | None = None
     most: float = 1.0
 
-    @property
-    def rest(self) -> float:
-        """The probability of all tokens that are not listed."""
-        return max(0.0, 1.0 - float(self.probs.sum()))
-
     def at(self, ids: Ids) -> Row:
         """Return the probabilities of some tokens [K], and behind them that of all others."""
         order = np.argsort(self.ids)
@@ -112,20 +108,16 @@ class Listing:
         probs = np.where(self.ids[found] == ids, self.probs[found], 0.0)
         return np.append(probs, max(0.0, 1.0 - probs.sum()))
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Cells:
-    """What the next token may be under a request's parameters: listed tokens, and any other one.
-
-    Attributes:
-        ids: int64 [K], likeliest first.
-        probs: float64 [K + 1], the last one of all other tokens together.
-    """
-
-    ids: Ids
-    probs: Row
+    def of(self, token: int) -> float:
+        """Return the probability of a token; 0 for one that is not listed."""
+        return float(self.probs[:-1][self.ids == token].sum())
 
     def cell(self, token: int) -> int:
         """Return the place of a token; K for one that is not listed."""
         found = np.flatnonzero(self.ids == token)
         return int(found[0]) if len(found) else len(self.ids)
+
+
+def listed(ids: Ids, probs: Row, log_sum: float | None = None, most: float = 1.0) -> Cells:
+    """Return the cells of listed tokens [K], the others' probability being what is left."""
+    return Cells(ids, np.append(probs, max(0.0, 1.0 - float(probs.sum()))), log_sum, most)

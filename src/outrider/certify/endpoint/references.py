@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .client import Endpoint, EndpointError, RefusedError, id_in
-from .records import Listing, Tokens
+from .records import Cells, Tokens, listed
 
 if TYPE_CHECKING:
     from ...runtimes.base import Runtime
@@ -35,7 +35,7 @@ class Reference(ABC):
     listed: int | None
 
     @abstractmethod
-    def score(self, prompt: Tokens, tokens: Tokens) -> list[Listing]:
+    def score(self, prompt: Tokens, tokens: Tokens) -> list[Cells]:
         """Return the distribution before each token of a text.
 
         Raises:
@@ -43,7 +43,7 @@ class Reference(ABC):
         """
 
     @abstractmethod
-    def again(self, prompt: Tokens, tokens: Tokens) -> list[Listing]:
+    def again(self, prompt: Tokens, tokens: Tokens) -> list[Cells]:
         """Return them as computed in other company, which shows what rounding does."""
 
 
@@ -62,15 +62,15 @@ class ModelReference(Reference):
         self._model = model
         self._names = iter(range(1, 2**31))
 
-    def score(self, prompt: Tokens, tokens: Tokens) -> list[Listing]:
+    def score(self, prompt: Tokens, tokens: Tokens) -> list[Cells]:
         """Compute a text in one forward, or a few."""
         return list(self._rounds(prompt, tokens, len(tokens)))
 
-    def again(self, prompt: Tokens, tokens: Tokens) -> list[Listing]:
+    def again(self, prompt: Tokens, tokens: Tokens) -> list[Cells]:
         """Compute a text in rounds of a few tokens."""
         return list(self._rounds(prompt, tokens, _ROUND))
 
-    def _rounds(self, prompt: Tokens, tokens: Tokens, most: int) -> Iterator[Listing]:
+    def _rounds(self, prompt: Tokens, tokens: Tokens, most: int) -> Iterator[Cells]:
         import torch
 
         from ...types.records import Distributions, DraftProposal, Prefix
@@ -86,8 +86,8 @@ class ModelReference(Reference):
             scores = self._model.verify([Prefix(name, (*prompt, *tokens[:begin]))], drafts)
             logits = scores.logits[0].double()
             rows, sums = logits.softmax(-1).cpu().numpy(), logits.logsumexp(-1).tolist()
-            ids = np.arange(rows.shape[1])
-            yield from (Listing(ids, *each) for each in zip(rows, sums, strict=True))
+            ids, rows = np.arange(rows.shape[1]), np.pad(rows, ((0, 0), (0, 1)))
+            yield from (Cells(ids, *each) for each in zip(rows, sums, strict=True))
         self._model.release([name])
 
 
@@ -125,7 +125,7 @@ class EndpointReference(Reference):
         except RefusedError:
             self._prefills = False
 
-    def score(self, prompt: Tokens, tokens: Tokens) -> list[Listing]:
+    def score(self, prompt: Tokens, tokens: Tokens) -> list[Cells]:
         """Ask for the log-probabilities of a text as of a prompt, or step by step."""
         if not self._prefills:
             with ThreadPoolExecutor(self._concurrency) as pool:
@@ -139,11 +139,11 @@ class EndpointReference(Reference):
             for row in given[len(prompt) : len(prompt) + len(tokens)]
         ]
 
-    def again(self, prompt: Tokens, tokens: Tokens) -> list[Listing]:
+    def again(self, prompt: Tokens, tokens: Tokens) -> list[Cells]:
         """Ask for one token after each prefix, one request after another."""
         return [self._after(prefix) for prefix in _prefixes(prompt, tokens)]
 
-    def _after(self, prefix: Tokens) -> Listing:
+    def _after(self, prefix: Tokens) -> Cells:
         """Ask for one token; an empty listing if nothing is said of others.
 
         llama.cpp says nothing where the token that it draws is an end, or a part of a letter.
@@ -155,7 +155,7 @@ class EndpointReference(Reference):
             found = self._asked(prefix)
         return found
 
-    def _asked(self, prefix: Tokens) -> Listing:
+    def _asked(self, prefix: Tokens) -> Cells:
         asked = {"logprobs": self.listed, "return_tokens_as_token_ids": True, "ignore_eos": True}
         choice = self._endpoint.first(prefix, **asked)
         logprobs: Mapping[str, Any] = choice.get("logprobs") or {}
@@ -171,7 +171,7 @@ class EndpointReference(Reference):
             raise RefusedError(f"{self.name} gives no log-probabilities of likeliest tokens by id")
         return self._listing(ids)
 
-    def _listing(self, logprobs: Mapping[int, float]) -> Listing:
+    def _listing(self, logprobs: Mapping[int, float]) -> Cells:
         """Return the likeliest tokens, which may not depend on what is drawn.
 
         Servers add the token that was drawn. Of several that are as likely as the last one that is
@@ -184,7 +184,7 @@ class EndpointReference(Reference):
             order = [token for token in order if logprobs[token] > least]
             most = math.exp(least)
         ids = np.array(order, dtype=np.int64)
-        return Listing(ids, np.exp([logprobs[token] for token in order]), most=most)
+        return listed(ids, np.exp([logprobs[token] for token in order]), most=most)
 
 
 def _prefixes(prompt: Tokens, tokens: Tokens) -> list[Tokens]:

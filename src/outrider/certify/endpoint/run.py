@@ -41,6 +41,7 @@ class Answer:
         alpha: the rate of false alarms of all questions together.
         held: evidence against each reading of the question, by its name.
         refused: what the server said, if it takes no such request.
+        failed: what became of the server, if it failed.
         worst: the text that speaks most against it, and how much.
         came: tokens of its texts, those included of which nothing is known.
         seconds: it took.
@@ -50,6 +51,7 @@ class Answer:
     alpha: float
     held: dict[str, Evidence] = field(default_factory=dict)
     refused: str | None = None
+    failed: str | None = None
     worst: tuple[float, Text | None] = (-math.inf, None)
     came: int = 0
     seconds: float = 0.0
@@ -85,9 +87,11 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """One of honoured (by some reading), ignored, wrong, refused, and undecided."""
+        """One of honoured (by some reading), ignored, wrong, refused, failed, and undecided."""
         if self.refused is not None:
             return "refused"
+        if self.failed is not None and not self.rejected:
+            return "failed"
         standing = [name for name, each in self.held.items() if not self.rejects(each.highest)]
         if not self.against.tokens or ("ignored" in standing and len(standing) > 1):
             return "undecided"
@@ -111,6 +115,7 @@ class Answer:
             "curve": self.against.curve,
             "log_e_if_ignored": self.held["ignored"].log_e if "ignored" in self.held else None,
             "refused": self.refused,
+            "failed": self.failed,
             "request": text and text.body,
             "text": text and text.text,
             "seconds": self.seconds,
@@ -150,7 +155,8 @@ def certify(
         An answer for each question, and what rounding does to the mean of each feature.
 
     Raises:
-        EndpointError: the server fails, or refuses a request without parameters.
+        EndpointError: the server fails, or refuses a request, without parameters; a failure under
+            a parameter is an answer.
     """
     asker = _Asker(ask, reference, draft, plan, report, ends)
     answers, noise = list(asker.ordinary(prompts)), asker.noise
@@ -221,6 +227,8 @@ class _Asker:
                     break
         except RefusedError as error:
             answer.refused = str(error)
+        except EndpointError as error:
+            answer.failed = str(error)
         answer.seconds = perf_counter() - begun
         return answer
 
