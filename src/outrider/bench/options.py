@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from ..config.params import LOSSY, WITH_MODEL, SamplingParams, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
