@@ -109,12 +109,6 @@ class Forecast:
         fits = texts > 1 and max(each.ratio for each in kinds) > _GAIN and self.estimate.ratio >= 1
         return fits and not lost and not self.wrong
 
-    @property
-    def affordable(self) -> float:
-        """How many times as dear the draft model may be for this to be as fast as plain."""
-        left = self.model_s + sum(each.plain - each.drafting for each in self.stretches)
-        return left / self.model_s if self.model_s else 0.0
-
 
 def _by(stretches: Sequence[Stretch], name: Callable[[Stretch], str]) -> dict[str, Speedup]:
     """Return the gain on the stretches of each name."""
@@ -196,7 +190,13 @@ def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
     models = [each for each in forecasts if each.candidate.drafter == "draft_model"]
     drafts = best is not None and best.candidate.drafter in WITH_MODEL
     if models and not drafts and models[0].estimate.ratio < 1:
-        dearest = max(each.affordable for each in models) * step
+        # How many times as dear the draft model may be for one of these to be as fast as plain.
+        times = [
+            1 + sum(one.plain - one.drafting for one in each.stretches) / each.model_s
+            for each in models
+            if each.model_s
+        ]
+        dearest = step * max(times, default=0.0)
         needed = f"it would have to cost under {dearest:.2g}"
         pays = "does not pay" if models[0].estimate.outcome < 0 else "is not likely to pay"
         yield (

@@ -63,7 +63,7 @@ class Search:
         self._start, self._step = perf_counter(), ""
         self._texts: list[Text] = []
         self._forecasts: dict[Candidate, Forecast] = {}
-        self._timings: dict[tuple[float, bool], Timing] = {}
+        self._timings: dict[float, list[Timing]] = {}
         self._curves: dict[bool, list[Costs]] = {}
         self.costs: dict[tuple[float, bool], Costs] = {}
         self.measurements: list[Measurement] = []
@@ -133,9 +133,9 @@ class Search:
     def left_out(self) -> tuple[str, ...]:
         """What was not predicted, and why."""
         model = self._pair.model_drafter
-        usable = {text.prompt.name for text in self._usable}
-        ended = dict.fromkeys(text.prompt.name for text in self._texts if text.ended)
-        said = [f"{name}: the target ends it at once" for name in ended if name not in usable]
+        ended = dict.fromkeys(text.prompt for text in self._texts if text.ended)
+        kept = {text.prompt for text in self._usable}
+        said = [f"{each.name}: the target ends it at once" for each in ended if each not in kept]
         if model is not None and model.steps(2) != 2:
             said.append("the draft head: it drafts blocks, which outrider bench measures")
         return tuple(said)
@@ -165,15 +165,14 @@ class Search:
     def _time(self, temperature: float) -> None:
         """Time rounds of each depth once more."""
         self._say(f"timing rounds of each depth, temperature {temperature:g}")
-        own = {}
-        for model in (False, True)[: 1 + (self._pair.model_drafter is not None)]:
-            key, depths = (temperature, model), DEPTHS[: -1 if model else None]
-            if key not in self._timings:
-                batch = self._options.batch
-                self._timings[key] = self._timing(temperature, batch, depths, model=model)
-            own[key] = self._timings[key]
-        cycle(list(own.values()), self._late)
-        self.costs |= {key: each.costs for key, each in own.items()}
+        own = self._timings.setdefault(temperature, [])
+        if not own:
+            own += [self._timing(temperature, self._options.batch, DEPTHS, model=False)]
+            if self._pair.model_drafter is not None:
+                own += [self._timing(temperature, self._options.batch, DEPTHS[:-1], model=True)]
+        cycle(own, self._late)
+        for model, timing in zip((False, True), own, strict=False):
+            self.costs[temperature, model] = timing.costs
 
     def _timing(
         self, temperature: float, rows: int, depths: Sequence[int], *, model: bool
@@ -212,7 +211,7 @@ class Search:
                 found.append(known)
             elif self._gone() < (1 if rows == 1 else CURVES):
                 timing = self._timing(self._options.temp[0], rows, (0, 1, 2, 4, 8), model=model)
-                for _ in range(3):
+                for _ in range(2):
                     cycle([timing], self._late)
                 found.append(timing.costs)
 
@@ -233,29 +232,23 @@ class Search:
         decoder = SpeculativeDecoder(self._pair.target.fresh(TOGETHER), drafter)
         tried = candidates(self._options)
         children = max((most for each in tried for most in each.tree or ()), default=0)
-        texts = len(self._workload.prompts) * len(temps)
-        for place, group in enumerate(self._groups()):
-            self._say(f"decoding plainly, {len(self._texts)} of {texts} texts")
-            params = [self._options.sampling(temperature) for _, temperature in group]
-            prompts = [prompt for prompt, _ in group]
-            for turn, found in enumerate(written(decoder, prompts, params, children), 1):
+        pairs = [
+            (prompt, temps[(place + shift) % len(temps)])
+            for shift in range(len(temps))
+            for place, prompt in enumerate(self._workload.prompts)
+        ]
+        for first in range(0, len(pairs), TOGETHER):
+            self._say(f"decoding plainly, {len(self._texts)} of {len(pairs)} texts")
+            group, at = zip(*pairs[first : first + TOGETHER], strict=True)
+            params = list(map(self._options.sampling, at))
+            for turn, found in enumerate(written(decoder, group, params, children), 1):
                 if turn == 1:
                     self._texts += found
                 if self._late() and turn >= 2 * LEAST:
                     break
             if self._gone() > WRITING:
                 break
-            self._time(temps[(place + 1) % len(temps)])
-
-    def _groups(self) -> list[list[tuple[Prompt, float]]]:
-        """Pair all prompts with all temperatures, each prompt with one of them first."""
-        prompts, temps = self._workload.prompts, self._options.temp
-        pairs = [
-            (prompt, temps[(place + shift) % len(temps)])
-            for shift in range(len(temps))
-            for place, prompt in enumerate(prompts)
-        ]
-        return [pairs[first : first + TOGETHER] for first in range(0, len(pairs), TOGETHER)]
+            self._time(temps[(first // TOGETHER + 1) % len(temps)])
 
     def _race(self, finalists: Sequence[Candidate]) -> None:
         """Race the best beside plain decoding, at all temperatures in turn."""
@@ -292,17 +285,13 @@ class Search:
 
     def _known(self, temperature: float) -> tuple[Prompt, ...]:
         """Return the prompts of usable texts, to be gone on with as far as these."""
-        known = {text.prompt.name for text in self._usable}
-        ends = {
-            text.prompt.name: len(text.token_ids)
+        ends = {text.prompt: None for text in self._usable} | {
+            text.prompt: len(text.token_ids)
             for text in self._usable
             if text.temperature == temperature and text.ended
         }
-        return tuple(
-            replace(each, max_tokens=ends.get(each.name))
-            for each in self._workload.prompts
-            if each.name in known
-        )
+        prompts = [each for each in self._workload.prompts if each in ends]
+        return tuple(replace(each, max_tokens=ends[each]) for each in prompts)
 
     def _until(self, part: float, _lanes: Sequence[Lane]) -> None:
         if self._late(part):
