@@ -226,7 +226,7 @@ def _said(found: Forecast) -> str:
     if tree is not None:
         how = f"trees of {'x'.join(map(str, tree))}"
     name = _NAMES[found.candidate.drafter]
-    said = f"{name} with {how}: {_ratio(found.estimate)} as fast as plain"
+    said = f"{name} with {how}: {_ratio(found.estimate, inf)} as fast as plain"
     parts = [
         _by(found.stretches, lambda each: f"on {each.kind}"),
         _by(found.stretches, lambda each: f"at temperature {each.temperature:g}"),
@@ -241,7 +241,8 @@ def _said(found: Forecast) -> str:
     return said
 
 
-def _ratio(found: Speedup) -> str:
-    """Write a gain with its interval, where there is one."""
-    interval = "" if found.low is None else f" [{found.low:.2f} to {found.high:.2f}]"
-    return f"{found.ratio:.2f}x{interval}"
+def _ratio(found: Speedup, widest: float = 10.0) -> str:
+    """Write a gain with its interval, if there is one whose ends are within this factor."""
+    if found.low is None or found.high is None or found.high > widest * found.low:
+        return f"{found.ratio:.2f}x"
+    return f"{found.ratio:.2f}x [{found.low:.2f} to {found.high:.2f}]"
