@@ -101,10 +101,11 @@ class Timing:
     def cycle(self) -> Iterator[None]:
         """Time each depth, a turn for each; begin the texts again if there is no room.
 
-        Two rounds follow each other at each depth, and the second counts: a round of another width
-        than the one before can cost more.
+        From the second cycle on two rounds follow each other at each depth, and the last counts: a
+        round of another width than the one before can cost more.
         """
-        most = 2 * (sum(self._depths) + len(self._depths))
+        each = 1 + bool(self._cycles)
+        most = each * (sum(self._depths) + len(self._depths))
         if min(state.remaining for state in self._states) <= most:
             self._decoder.release(self._states, discard=True)
             rows = range(len(self._states))
@@ -113,16 +114,20 @@ class Timing:
         self._cycles.append(last)
         for depth in self._depths:
             self._policy.depth = depth
-            result = self._decoder.step(self._decoder.step(batch).batch)
-            batch = result.batch
+            for _ in range(each):
+                result = self._decoder.step(batch)
+                batch = result.batch
             last.append(result.record)
             self._states = list(batch.states)
             yield
 
     @property
     def costs(self) -> Costs:
-        """The median of each depth over all cycles, of those depths that all have."""
-        by_depth = list(zip(*self._cycles, strict=False))
+        """The median of each depth over all cycles, without the first if there are others.
+
+        Of cycles that ended early, those depths that all have.
+        """
+        by_depth = list(zip(*(self._cycles[1:] or self._cycles), strict=False))
         return Costs(
             temperature=self._params.temperature,
             rows=len(self._states),

@@ -163,16 +163,20 @@ class Search:
         return Forecast(candidate, tuple(stretches), model_s, emitted / rounds, drafting / rounds)
 
     def _time(self, temperature: float) -> None:
-        """Time rounds of each depth once more."""
+        """Time rounds of each depth once more; at first, which is cold, twice if there is time."""
         self._say(f"timing rounds of each depth, temperature {temperature:g}")
         own = self._timings.setdefault(temperature, [])
-        if not own:
+        cold = not own
+        if cold:
             own += [self._timing(temperature, self._options.batch, DEPTHS, model=False)]
             if self._pair.model_drafter is not None:
                 own += [self._timing(temperature, self._options.batch, DEPTHS[:-1], model=True)]
-        cycle(own, self._late)
-        for model, timing in zip((False, True), own, strict=False):
-            self.costs[temperature, model] = timing.costs
+        for _ in range(1 + cold):
+            cycle(own, self._late)
+            for model, timing in zip((False, True), own, strict=False):
+                self.costs[temperature, model] = timing.costs
+            if self._gone() >= WRITING / 2:
+                return
 
     def _timing(
         self, temperature: float, rows: int, depths: Sequence[int], *, model: bool
@@ -211,7 +215,7 @@ class Search:
                 found.append(known)
             elif self._gone() < (1 if rows == 1 else CURVES):
                 timing = self._timing(self._options.temp[0], rows, (0, 1, 2, 4, 8), model=model)
-                for _ in range(2):
+                for _ in range(3):
                     cycle([timing], self._late)
                 found.append(timing.costs)
 
