@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+from math import inf
+
+import numpy as np
 
 from ..config.params import WITH_MODEL
 from .costs import Costs
@@ -73,12 +75,12 @@ class Forecast:
         raced = gain(self.raced) if self.raced else Speedup(1.0)
         if predicted.low is None or raced.low is None:
             return predicted
-        (first, one), (second, other) = map(_log, (predicted, raced))
-        between = max(0.0, ((first - second) ** 2 - one - other) / 2)
-        weights = [1 / (each + between) for each in (one, other)]
-        mean = (first * weights[0] + second * weights[1]) / sum(weights)
-        margin = exp(_NORMAL / sqrt(sum(weights)))
-        return Speedup(exp(mean), exp(mean) / margin, exp(mean) * margin)
+        both = ((each.ratio, each.high or inf) for each in (predicted, raced))
+        logs, ends = np.log(list(both)).T
+        own = np.maximum(((ends - logs) / _NORMAL) ** 2, 1e-12)
+        weights = 1 / (own + max(0.0, (np.diff(logs)[0] ** 2 - own.sum()) / 2))
+        mean, margin = np.average(logs, weights=weights), _NORMAL / np.sqrt(weights.sum())
+        return Speedup(*np.exp([mean, mean - margin, mean + margin]).tolist())
 
     @property
     def sure(self) -> bool:
@@ -86,8 +88,9 @@ class Forecast:
 
         Where it was, it has to have been faster than plain decoding, and right.
         """
-        least = 1.0 if self.raced and gain(self.raced).ratio > 1 else inf if self.raced else _NEAR
-        return not self.wrong and (self.estimate.low or 0.0) > least
+        lost = bool(self.raced) and gain(self.raced).ratio <= 1
+        least = 1.0 if self.raced else _NEAR
+        return not self.wrong and not lost and (self.estimate.low or 0.0) > least
 
     @property
     def bounded(self) -> bool:
@@ -106,13 +109,6 @@ class Forecast:
         fits = texts > 1 and max(each.ratio for each in kinds) > _GAIN and self.estimate.ratio >= 1
         return fits and not lost and not self.wrong
 
-    @property
-    def affordable(self) -> float:
-        """How many times as dear the draft model may be for this to be as fast as plain."""
-        rest = sum(each.drafting for each in self.stretches) - self.model_s
-        left = sum(each.plain for each in self.stretches) - rest
-        return left / self.model_s if self.model_s else 0.0
-
 
 def _by(stretches: Sequence[Stretch], name: Callable[[Stretch], str]) -> dict[str, Speedup]:
     """Return the gain on the stretches of each name."""
@@ -120,12 +116,6 @@ def _by(stretches: Sequence[Stretch], name: Callable[[Stretch], str]) -> dict[st
     for each in stretches:
         groups.setdefault(name(each), []).append(each)
     return {group: gain(some) for group, some in groups.items()}
-
-
-def _log(found: Speedup) -> tuple[float, float]:
-    """Return the logarithm of a ratio, and its variance."""
-    width = log((found.high or inf) / (found.low or inf)) / 2
-    return log(found.ratio), max((width / _NORMAL) ** 2, 1e-12)
 
 
 def chosen(forecasts: Sequence[Forecast]) -> Forecast | None:
@@ -140,10 +130,10 @@ def chosen(forecasts: Sequence[Forecast]) -> Forecast | None:
     """
     raced = [each for each in forecasts if each.raced]
     sure = [each for each in raced or forecasts if each.sure]
-    for each in sure:
-        least = each.estimate.ratio / _NEAR
-        near = (one for one in sure if one.bounded and one.estimate.ratio > least)
-        return next(near, each)
+    if sure:
+        least = sure[0].estimate.ratio / _NEAR
+        near = (each for each in sure if each.bounded and each.estimate.ratio > least)
+        return next(near, sure[0])
     bounded = [each for each in (*raced, *forecasts) if each.bounded]
     return next((each for each in bounded if each.gains_somewhere), None)
 
@@ -200,7 +190,13 @@ def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
     models = [each for each in forecasts if each.candidate.drafter == "draft_model"]
     drafts = best is not None and best.candidate.drafter in WITH_MODEL
     if models and not drafts and models[0].estimate.ratio < 1:
-        dearest = max(each.affordable for each in models) * step
+        # How many times as dear the draft model may be for one of these to be as fast as plain.
+        times = [
+            1 + sum(one.plain - one.drafting for one in each.stretches) / each.model_s
+            for each in models
+            if each.model_s
+        ]
+        dearest = step * max(times, default=0.0)
         needed = f"it would have to cost under {dearest:.2g}"
         pays = "does not pay" if models[0].estimate.outcome < 0 else "is not likely to pay"
         yield (
@@ -230,7 +226,7 @@ def _said(found: Forecast) -> str:
     if tree is not None:
         how = f"trees of {'x'.join(map(str, tree))}"
     name = _NAMES[found.candidate.drafter]
-    said = f"{name} with {how}: {_ratio(found.estimate, always=True)} as fast as plain"
+    said = f"{name} with {how}: {_ratio(found.estimate, inf)} as fast as plain"
     parts = [
         _by(found.stretches, lambda each: f"on {each.kind}"),
         _by(found.stretches, lambda each: f"at temperature {each.temperature:g}"),
@@ -245,11 +241,8 @@ def _said(found: Forecast) -> str:
     return said
 
 
-def _ratio(found: Speedup, *, always: bool = False) -> str:
-    """Write a gain with its interval, where there is one that says something, or `always`."""
-    said = f"{found.ratio:.2f}x"
-    if found.low is None or found.high is None:
-        return said
-    if found.high > 10 * found.low and not always:
-        return said
-    return f"{said} [{found.low:.2f} to {found.high:.2f}]"
+def _ratio(found: Speedup, widest: float = 10.0) -> str:
+    """Write a gain with its interval, if there is one whose ends are within this factor."""
+    if found.low is None or found.high is None or found.high > widest * found.low:
+        return f"{found.ratio:.2f}x"
+    return f"{found.ratio:.2f}x [{found.low:.2f} to {found.high:.2f}]"

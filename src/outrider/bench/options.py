@@ -7,10 +7,10 @@ commas between their values. Nothing here loads a framework.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from ..config.params import LOSSY, WITH_MODEL, SamplingParams, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
@@ -51,6 +51,19 @@ class _Options:
     """Files, with commas between them, in place of built-in prompts: JSONL with rows that have a
     prompt, of Spec-Bench, or OpenAI batch requests; any other text file is one prompt."""
 
+    def __post_init__(self) -> None:
+        """Check all fields, and the items of tuples; None is the default."""
+        for item in fields(self):
+            name, value = item.name, getattr(self, item.name)
+            if value == () and name not in _MAY_BE_EMPTY:
+                raise InvalidConfigError(name, value, "at least one value")
+            items = value if isinstance(value, tuple) else (value,)
+            if len(set(items)) < len(items):
+                raise InvalidConfigError(name, value, "each value only once")
+            for each in items:
+                if each is not None and name in _CHECKS:
+                    _CHECKS[name](name, each)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions(_Options):
@@ -87,14 +100,7 @@ class BenchOptions(_Options):
     openvino-genai take a GGUF file as the target."""
 
     def __post_init__(self) -> None:
-        _check(self, model_source, "target", "draft")
-        _check(self, _there, "prompts")
-        _check(self, _count, "prompts_per_workload", "max_tokens", "repeats", "batches")
-        _check_lists(self, "workloads", "drafters", "verification", "k")
-        _check_lists(self, "temps", "batches", "peers")
-        _check(self, _depth, "k")
-        _check(self, _temperature, "temps")
-        _check(self, shape_of, "trees")
+        _Options.__post_init__(self)
         if self.lossy and "hybrid" in (self.drafters or ()):
             expected = f"draft_model beside {self.lossy[0]}, which takes a model's drafts alone"
             raise InvalidConfigError("drafters", "hybrid", expected)
@@ -168,14 +174,8 @@ class TuneOptions(_Options):
     """Batch sizes for which these are given depths, as far as there is time to measure them."""
 
     def __post_init__(self) -> None:
-        _check(self, model_source, "target", "draft")
-        _check(self, _there, "prompts")
-        _check(self, _count, "max_prompts", "batch", "depths", "context", "schedule")
+        _Options.__post_init__(self)
         integer("max_tokens", self.max_tokens, 16)
-        real("budget", self.budget, "seconds, at least 1", lambda each: each >= 1)
-        _check_lists(self, "drafters", "depths", "temp")
-        _check(self, _temperature, "temp")
-        _check(self, shape_of, "tree_shape")
         if not self.has_model and (models := set(self.drafters or ()) & set(WITH_MODEL)):
             raise InvalidConfigError("drafters", min(models), "a draft model beside it")
 
@@ -202,9 +202,6 @@ class TuneOptions(_Options):
         return self.drafters or ((*WITH_MODEL, *lookups) if self.has_model else lookups)
 
 
-_count: Check = partial(integer, low=1)
-
-
 def _there(name: str, value: Path) -> object:
     if not value.exists():
         raise unreadable(name, value, "files of prompts")
@@ -221,20 +218,15 @@ def _temperature(name: str, value: object) -> object:
     return real(name, value, expected, lambda each: each == 0 or 1e-6 <= each <= 1e30)
 
 
-def _check(options: Any, check: Check, *names: str) -> None:
-    """Check fields, or all items of those that are tuples; None is the default."""
-    for name in names:
-        value = getattr(options, name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if item is not None:
-                check(name, item)
-
-
-def _check_lists(options: Any, *names: str) -> None:
-    """Refuse lists that are empty or name a value twice; None is the default."""
-    for name in names:
-        values = getattr(options, name)
-        if values == ():
-            raise InvalidConfigError(name, values, "at least one value")
-        if values is not None and len(set(values)) < len(values):
-            raise InvalidConfigError(name, values, "each value only once")
+_MAY_BE_EMPTY = ("prompts", "trees", "tree_shape", "export", "schedule")
+_COUNTS = ("prompts_per_workload", "max_tokens", "repeats", "batches", "max_prompts", "batch")
+_CHECKS: dict[str, Check] = {
+    **dict.fromkeys(("target", "draft"), model_source),
+    **dict.fromkeys((*_COUNTS, "depths", "context", "schedule"), partial(integer, low=1)),
+    **dict.fromkeys(("temps", "temp"), _temperature),
+    **dict.fromkeys(("trees", "tree_shape"), shape_of),
+    "prompts": _there,
+    "k": _depth,
+    "budget": partial(real, expected="seconds, at least 1", allowed=lambda each: each >= 1),
+}
+"""What is refused of a field of either record, or of an item of it."""

@@ -97,19 +97,18 @@ def _messages(place: str, row: dict[str, Any]) -> list[dict[str, str]]:
         return [{"role": "user", "content": content}]
     if "messages" not in row:
         raise InvalidConfigError(place, row, FORMATS)
-    found = []
-    for index, each in enumerate(_of(list, f"{place}: messages", row["messages"])):
-        where = f"{place}: messages[{index}]"
-        role = validation.text(f"{where}.role", _of(dict, where, each).get("role"))
-        found.append({"role": role, "content": _content(where, each)})
-    return found
+    messages = enumerate(_of(list, f"{place}: messages", row["messages"]))
+    return [_message(f"{place}: messages[{index}]", each) for index, each in messages]
 
 
-def _content(where: str, message: Mapping[str, Any]) -> str:
-    """Join the parts of a content, as OpenAI's API has them."""
-    content, where = message.get("content"), f"{where}.content"
+def _message(where: str, message: Any) -> dict[str, str]:
+    """Check a message as OpenAI's API has it, and join the parts of its content."""
+    content = _of(dict, where, message).get("content")
+    role = validation.text(f"{where}.role", message.get("role"))
     parts = content if isinstance(content, list) else [{"text": content}]
-    return "".join(validation.text(where, _of(dict, where, part).get("text")) for part in parts)
+    where = f"{where}.content"
+    texts = [validation.text(where, _of(dict, where, part).get("text")) for part in parts]
+    return {"role": role, "content": "".join(texts)}
 
 
 def _of(kind: type[Any], where: str, value: object) -> Any:

@@ -100,11 +100,17 @@ class OutriderRunner(Runner):
     def of(candidate: Candidate, pair: Pair, slots: int) -> OutriderRunner:
         """Make a candidate ready over a pair's weights, with room for `slots` sequences.
 
+        The pool in which suffix look-up remembers earlier outputs is off: a prompt that comes again
+        would be answered from it.
+
         Raises:
             InvalidConfigError: its settings contradict each other, or there is no draft model.
         """
-        target = pair.target.fresh(slots)
-        drafter = drafter_of(candidate, pair, target, slots)
+        target, model = pair.target.fresh(slots), pair.model_drafter
+        if candidate.drafter in WITH_MODEL and model is not None:
+            model = model.fresh(slots)
+        suffix = SuffixDrafter(max_pool_tokens=0)
+        drafter = make_drafter(candidate.drafter, target, model, suffix=suffix)
         return OutriderRunner(target, drafter, candidate, config=config_of(candidate))
 
     def turns(
@@ -196,19 +202,3 @@ def config_of(candidate: Candidate) -> SpeculativeConfig:
         verification=verification,
         tree_shape=candidate.tree,
     )
-
-
-def drafter_of(candidate: Candidate, pair: Pair, target: Any, slots: int) -> Any:
-    """Make what a candidate drafts with; None for plain decoding.
-
-    The pool in which suffix look-up remembers earlier outputs is off: a prompt that comes again
-    would be answered from it.
-
-    Raises:
-        InvalidConfigError: the candidate wants a draft model, and there is none.
-    """
-    model = pair.model_drafter
-    if candidate.drafter in WITH_MODEL and model is not None:
-        model = model.fresh(slots)
-    suffix = SuffixDrafter(max_pool_tokens=0)
-    return make_drafter(candidate.drafter, target, model, suffix=suffix)

@@ -11,9 +11,6 @@ from .speedup import Speedup
 if TYPE_CHECKING:
     from .. import SpeculationMetrics
 
-FORMAT = "outrider-bench/4"
-"""Names the layout of `Results.document`; the number grows when a field changes its meaning."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -181,6 +178,6 @@ class Results:
         return found
 
     def document(self) -> dict[str, Any]:
-        """Return it all as JSON takes it."""
+        """Return it all as JSON takes it; the format counts changes of what fields mean."""
         measurements = [each.document() for each in self.measurements]
-        return {"format": FORMAT, **asdict(self), "measurements": measurements}
+        return {"format": "outrider-bench/4", **asdict(self), "measurements": measurements}

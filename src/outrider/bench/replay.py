@@ -110,14 +110,11 @@ class Replay(SpeculativeDecoder):
 
     def _prefill(self, record: RoundRecord) -> float:
         """Return what the draft model takes for the prompts of rows that it drafts at first."""
-        seconds = 0.0
         rows = zip(record.sequence_ids, record.depth, record.sources, strict=True)
-        for name, own, source in rows:
-            if own and source == MODEL and name not in self._prefilled:
-                self._prefilled.add(name)
-                prompt = self._script.texts[self._script.rows[name]].prefill_s
-                seconds += max(0.0, prompt - self._drawn.drafting(1))
-        return seconds
+        drawn = {name for name, own, source in rows if own and source == MODEL}
+        texts = [self._script.texts[self._script.rows[name]] for name in drawn - self._prefilled]
+        self._prefilled |= drawn
+        return sum(max(0.0, text.prefill_s - self._drawn.drafting(1)) for text in texts)
 
 
 class _Script(Runtime):
@@ -229,10 +226,10 @@ class _Model(Drafter):
             for level, token in enumerate(self._script.after(prefix, int(plan.depth[row]))):
                 siblings = np.flatnonzero(parents == node)
                 text, place, chance = self._script.draw(prefix, level)
-                kept = [among > chance for among in text.among[place][: len(siblings)]]
-                if not any(kept):
+                refused = sum(among <= chance for among in text.among[place])
+                if refused >= len(siblings):
                     break
-                node = int(siblings[kept.index(True)]) + 1
+                node = int(siblings[refused]) + 1
                 tokens[row, node - 1] = token
         drafted = torch.from_numpy(tokens)
         made = Distributions(point_masses=drafted)

@@ -33,12 +33,12 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
         InvalidConfigError: the options do not fit the models or the prompts.
         ModelError: a model cannot be loaded.
     """
-    for candidate in _candidates(options, options.drafters or ("draft_model",)):
+    ways = options.verification, options.depths, options.trees
+    for candidate in grid(options.drafters or ("draft_model",), *ways):
         config_of(candidate)
     pair, facts, own = prepared(options, max(options.batches), report)
-    source, kinds = (pair.tokenizer, pair.target.vocab_size), options.chosen_workloads
-    most = options.prompts_per_workload
-    given = [own] if own else [mixed((kind,), *source, most) for kind in kinds]
+    source = pair.tokenizer, pair.target.vocab_size, options.prompts_per_workload
+    given = [own] if own else [mixed((kind,), *source) for kind in options.chosen_workloads]
     workloads = [fitting(each, options.tokens, pair.target.max_length) for each in given]
     trials = [
         Trial(
@@ -49,7 +49,7 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
         )
         for workload, temperature, batch in product(workloads, options.temps, options.batches)
     ]
-    field = [PLAIN, *_candidates(options, options.chosen_drafters(pair.model_drafter is not None))]
+    field = [PLAIN, *grid(options.chosen_drafters(pair.model_drafter is not None), *ways)]
     longest = max(len(each.token_ids) for workload in workloads for each in workload.prompts)
     others, missing = peers.runners(options, pair, longest + options.tokens)
     measured: list[Measurement] = []
@@ -85,10 +85,6 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
         skipped=tuple(each for workload in workloads for each in workload.skipped),
         partial=interrupted,
     )
-
-
-def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
-    return grid(drafters, options.verification, options.depths, options.trees)
 
 
 def prepared(

@@ -13,7 +13,6 @@ import numpy as np
 
 from .. import Pair, SpeculativeDecoder
 from ..config.params import WITH_MODEL
-from ..engine.metrics import SpeculationMetrics
 from ..errors import InvalidConfigError
 from .costs import DEPTHS, Costs, Timing, cycle
 from .forecast import Forecast, chosen, schedule
@@ -37,9 +36,6 @@ CYCLE = 2 * (sum(DEPTHS) + len(DEPTHS)) + 4
 
 REPEATS = 100
 """So often the prompts are raced at most."""
-
-_EVERY = 20
-"""Seconds after which it is said again that the budget is gone."""
 
 FINALISTS = 2
 """So many configurations are raced beside plain decoding."""
@@ -66,9 +62,8 @@ class Search:
         self._report = report
         self._start, self._step = perf_counter(), ""
         self._texts: list[Text] = []
-        self._forecasts: list[Forecast] = []
-        self._raced: dict[Candidate, list[Stretch]] = {}
-        self._timings: dict[tuple[float, bool], Timing] = {}
+        self._forecasts: dict[Candidate, Forecast] = {}
+        self._timings: dict[float, list[Timing]] = {}
         self._curves: dict[bool, list[Costs]] = {}
         self.costs: dict[tuple[float, bool], Costs] = {}
         self.measurements: list[Measurement] = []
@@ -85,8 +80,7 @@ class Search:
         found = self.forecasts()
         if not found:
             return
-        best = chosen(found)
-        field = [each.candidate for each in (*filter(None, [best]), *found)]
+        field = [each.candidate for each in (chosen(found), *found) if each is not None]
         finalists = list(dict.fromkeys(field))[:FINALISTS]
         for model in dict.fromkeys(each.drafter in WITH_MODEL for each in finalists):
             self._curve(model)
@@ -99,28 +93,24 @@ class Search:
     def _say(self, what: str | None = None) -> None:
         """Report a step, or how far time has gone in the last one."""
         self._step = what or self._step
-        budget, gone = round(self._options.budget), self._gone()
-        seconds = gone * self._options.budget
-        over = f", {seconds // _EVERY * _EVERY:.0f} s so far" if gone > 1 else ""
-        self._report(min(round(seconds), budget), budget, self._step + over)
+        budget, gone = self._options.budget, self._gone()
+        over = ", beyond the budget" if gone > 1 else ""
+        self._report(round(min(gone, 1.0) * budget), round(budget), self._step + over)
+
+    def _late(self, part: float = WRITING) -> bool:
+        """Report how far time has gone, and return whether this part of the budget is gone."""
+        self._say()
+        return self._gone() > part
 
     def forecasts(self) -> list[Forecast]:
         """Predict all configurations from the texts and costs so far, the fastest first."""
-        texts, done = self._usable, {each.candidate for each in self._forecasts}
+        texts = self._usable
         for candidate in candidates(self._options) if texts and self.costs else ():
             late = candidate.depth is not None and self._gone() > 1
-            if candidate not in done and not late and self._predictable(candidate):
+            if candidate not in self._forecasts and not late and self._predictable(candidate):
                 self._say(f"predicting {candidate.label}")
-                self._forecasts.append(self._forecast(candidate, texts))
-        wrong = {found.candidate for found in self.measurements if found.wrong}
-        found = [
-            replace(
-                each,
-                raced=tuple(self._raced.get(each.candidate, ())),
-                wrong=each.candidate in wrong,
-            )
-            for each in self._forecasts
-        ]
+                self._forecasts[candidate] = self._forecast(candidate, texts)
+        found = self._forecasts.values()
         return sorted(found, key=lambda each: each.estimate.ratio, reverse=True)
 
     def _predictable(self, candidate: Candidate) -> bool:
@@ -143,57 +133,50 @@ class Search:
     def left_out(self) -> tuple[str, ...]:
         """What was not predicted, and why."""
         model = self._pair.model_drafter
-        usable = {text.prompt.name for text in self._usable}
-        ended = dict.fromkeys(text.prompt.name for text in self._texts if text.ended)
-        said = [f"{name}: the target ends it at once" for name in ended if name not in usable]
+        ended = dict.fromkeys(text.prompt for text in self._texts if text.ended)
+        kept = {text.prompt for text in self._usable}
+        said = [f"{each.name}: the target ends it at once" for each in ended if each not in kept]
         if model is not None and model.steps(2) != 2:
             said.append("the draft head: it drafts blocks, which outrider bench measures")
         return tuple(said)
 
     def _forecast(self, candidate: Candidate, texts: Sequence[Text]) -> Forecast:
         """Predict what a configuration and plain decoding take for texts."""
-        stretches, model_s, found = list[Stretch](), 0.0, list[SpeculationMetrics]()
-        for temperature in self._options.temp:
+        stretches, model_s, counts = list[Stretch](), 0.0, np.zeros(3)
+        for temperature in dict.fromkeys(text.temperature for text in texts):
             own = [text for text in texts if text.temperature == temperature]
             own.sort(key=lambda text: self._workload.prompts.index(text.prompt))
-            if own:
-                near = min((at for at, _ in self.costs), key=lambda at: abs(at - temperature))
-                replay = Replay(
-                    own,
-                    candidate.drafter,
-                    config_of(candidate),
-                    self.costs[near, False],
-                    self.costs.get((near, True)),
-                    self._pair.target.token_ratio,
-                )
-                stretches += replay.run(self._options.batch)
-                model_s += replay.model_s
-                found.append(replay.metrics)
-        rounds = sum(each.rounds for each in found)
-        length = sum(each.emitted for each in found) / rounds
-        drafted = sum(each.draft_rounds for each in found) / rounds
-        return Forecast(candidate, tuple(stretches), model_s, length, drafted)
+            near = min((at for at, _ in self.costs), key=lambda at: abs(at - temperature))
+            replay = Replay(
+                own,
+                candidate.drafter,
+                config_of(candidate),
+                self.costs[near, False],
+                self.costs.get((near, True)),
+                self._pair.target.token_ratio,
+            )
+            stretches += replay.run(self._options.batch)
+            model_s += replay.model_s
+            made = replay.metrics
+            counts += made.rounds, made.emitted, made.draft_rounds
+        rounds, emitted, drafting = counts.tolist()
+        return Forecast(candidate, tuple(stretches), model_s, emitted / rounds, drafting / rounds)
 
     def _time(self, temperature: float) -> None:
         """Time rounds of each depth once more; at first, which is cold, twice if there is time."""
-        models = (False, True)[: 1 + (self._pair.model_drafter is not None)]
-        cold = (temperature, False) not in self._timings
-        for model in models if cold else ():
-            depths = DEPTHS[: -1 if model else None]
-            timing = self._timing(temperature, self._options.batch, depths, model=model)
-            self._timings[temperature, model] = timing
-        own = {(temperature, model): self._timings[temperature, model] for model in models}
+        self._say(f"timing rounds of each depth, temperature {temperature:g}")
+        own = self._timings.setdefault(temperature, [])
+        cold = not own
+        if cold:
+            own += [self._timing(temperature, self._options.batch, DEPTHS, model=False)]
+            if self._pair.model_drafter is not None:
+                own += [self._timing(temperature, self._options.batch, DEPTHS[:-1], model=True)]
         for _ in range(1 + cold):
-            self._say(f"timing rounds of each depth, temperature {temperature:g}")
-            cycle(list(own.values()), self._late)
-            self.costs |= {key: each.costs for key, each in own.items()}
+            cycle(own, self._late)
+            for model, timing in zip((False, True), own, strict=False):
+                self.costs[temperature, model] = timing.costs
             if self._gone() >= WRITING / 2:
                 return
-
-    def _late(self) -> bool:
-        """Report how far time has gone, and whether it is late to go on timing rounds."""
-        self._say()
-        return self._gone() > WRITING
 
     def _timing(
         self, temperature: float, rows: int, depths: Sequence[int], *, model: bool
@@ -241,10 +224,10 @@ class Search:
         drafter, model = best.drafter, self._pair.model_drafter
         if drafter in WITH_MODEL and model is not None and model.hidden_layers:
             return ()  # a head has another name in each engine
-        tried = {each.candidate.drafter for each in self._forecasts}
-        if drafter == "hybrid" and "draft_model" in tried:
+        if drafter == "hybrid" and any(each.drafter == "draft_model" for each in self._forecasts):
             drafter = "draft_model"  # other engines have no hybrid
-        return schedule(self._forecasts, drafter, self._curves.get(drafter in WITH_MODEL, ()))
+        found = list(self._forecasts.values())
+        return schedule(found, drafter, self._curves.get(drafter in WITH_MODEL, ()))
 
     def _write(self) -> None:
         """Write a text for each prompt at each temperature, as long as there is time."""
@@ -253,32 +236,23 @@ class Search:
         decoder = SpeculativeDecoder(self._pair.target.fresh(TOGETHER), drafter)
         tried = candidates(self._options)
         children = max((most for each in tried for most in each.tree or ()), default=0)
-        texts = len(self._workload.prompts) * len(temps)
-        for place, group in enumerate(self._groups()):
-            self._say(f"decoding plainly, {len(self._texts)} of {texts} texts")
-            params = [self._options.sampling(temperature) for _, temperature in group]
-            prompts = [prompt for prompt, _ in group]
-            for turn, found in enumerate(written(decoder, prompts, params, children), 1):
-                self._say()
+        pairs = [
+            (prompt, temps[(place + shift) % len(temps)])
+            for shift in range(len(temps))
+            for place, prompt in enumerate(self._workload.prompts)
+        ]
+        for first in range(0, len(pairs), TOGETHER):
+            self._say(f"decoding plainly, {len(self._texts)} of {len(pairs)} texts")
+            group, at = zip(*pairs[first : first + TOGETHER], strict=True)
+            params = list(map(self._options.sampling, at))
+            for turn, found in enumerate(written(decoder, group, params, children), 1):
                 if turn == 1:
                     self._texts += found
-                elif self._gone() > WRITING and turn >= 2 * LEAST:
+                if self._late() and turn >= 2 * LEAST:
                     break
             if self._gone() > WRITING:
                 break
-            self._time(temps[(place + 1) % len(temps)])
-
-    def _groups(self) -> list[list[tuple[Prompt, float]]]:
-        """Pair all prompts with all temperatures, in groups in which prompts differ."""
-        prompts, temps = self._workload.prompts, self._options.temp
-        return [
-            [
-                (prompt, temps[(place + shift) % len(temps)])
-                for place, prompt in enumerate(prompts[first : first + TOGETHER])
-            ]
-            for first in range(0, len(prompts), TOGETHER)
-            for shift in range(len(temps))
-        ]
+            self._time(temps[(first // TOGETHER + 1) % len(temps)])
 
     def _race(self, finalists: Sequence[Candidate]) -> None:
         """Race the best beside plain decoding, at all temperatures in turn."""
@@ -305,25 +279,24 @@ class Search:
             try:
                 race.run()
             finally:
-                self.measurements += race.measurements()
-                for runner in field[1:]:
-                    self._raced.setdefault(runner.candidate, []).extend(race.compared(runner))
+                made = race.measurements()
+                self.measurements += made
+                for runner, found in zip(field[1:], made[1:], strict=False):
+                    known = self._forecasts[runner.candidate]
+                    raced = (*known.raced, *race.compared(runner))
+                    changed = replace(known, raced=raced, wrong=known.wrong or found.wrong)
+                    self._forecasts[runner.candidate] = changed
 
     def _known(self, temperature: float) -> tuple[Prompt, ...]:
         """Return the prompts of usable texts, to be gone on with as far as these."""
-        known = {text.prompt.name for text in self._usable}
-        ends = {
-            text.prompt.name: len(text.token_ids)
+        ends = {text.prompt: None for text in self._usable} | {
+            text.prompt: len(text.token_ids)
             for text in self._usable
             if text.temperature == temperature and text.ended
         }
-        return tuple(
-            replace(each, max_tokens=ends.get(each.name))
-            for each in self._workload.prompts
-            if each.name in known
-        )
+        prompts = [each for each in self._workload.prompts if each in ends]
+        return tuple(replace(each, max_tokens=ends[each]) for each in prompts)
 
     def _until(self, part: float, _lanes: Sequence[Lane]) -> None:
-        self._say()
-        if self._gone() > part:
+        if self._late(part):
             raise Enough

@@ -35,10 +35,9 @@ _STYLES = {-1: "red", 0: "", 1: "green"}
 
 def rendered(results: Results) -> RenderableType:
     """Lay results out: a table, what it means, and what is missing from it."""
-    parts: list[RenderableType] = [figures(results)] if results.measurements else []
-    parts.append(Text(f"{NOTE}\n", style="dim"))
-    parts += [Text(line, style="bold") for line in verdicts(results)]
-    return Group(*parts, *map(Text, remarks(results)))
+    said = [Text(line, style="bold") for line in verdicts(results)]
+    note = Text(f"{NOTE}\n", style="dim")
+    return Group(figures(results), note, *said, *map(Text, remarks(results)))
 
 
 def figures(results: Results) -> Table:
@@ -134,11 +133,8 @@ def _compared(found: Measurement, plain: Measurement) -> str:
         return f"no clear difference: {said}"
     rates = np.divide(plain.tokens, plain.seconds)
     varied = float(rates.std(ddof=1) / rates.mean())
-    why = "the prompts differ too much"
-    if varied > BUSY:
-        why = (
-            f"plain decoding's own speed varied by {varied:.0%}: a busy machine, or unlike prompts"
-        )
+    busy = f"plain decoding's own speed varied by {varied:.0%}: a busy machine, or unlike prompts"
+    why = busy if varied > BUSY else "the prompts differ too much"
     return f"cannot tell on this machine: {said}; {why}"
 
 

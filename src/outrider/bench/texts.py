@@ -26,9 +26,6 @@ from ..sampling.distributions import distributions
 from ..types.records import Distributions, DraftPlan, DraftProposal, DraftTree
 from .records import Prompt
 
-Floats = NDArray[np.float64]
-
-
 LEAST = 16
 """Tokens of a text that say something, where the target did not end it."""
 
@@ -63,7 +60,7 @@ class Text:
         """Whether it says something: it has two tokens, or some more if it has not ended."""
         return len(self.token_ids) >= (2 if self.ended else LEAST)
 
-    def reach(self, place: int, depth: int, *, blocks: bool) -> Floats:
+    def reach(self, place: int, depth: int, *, blocks: bool) -> NDArray[np.float64]:
         """Return the probability that a draft keeps at least 1, 2, ... tokens.
 
         Args:
@@ -75,10 +72,9 @@ class Text:
             float64 [n], n <= depth where the text ends.
         """
         ratios = np.array(self.ratios[place : place + depth])
-        kept: Floats = np.minimum(ratios, 1.0).cumprod()
         if blocks:
-            kept = np.minimum.accumulate(np.minimum(ratios.cumprod(), 1.0))
-        return kept
+            return np.minimum.accumulate(ratios.cumprod()).clip(max=1.0)
+        return ratios.clip(max=1.0).cumprod()
 
 
 def written(

@@ -94,9 +94,7 @@ class TrialRace:
         ids = [prompt.token_ids for prompt in prompts]
         made = race(self._runners, ids, self.trial.params(prompts), seed, watch)
         runs = dict(zip(self._runners, made, strict=True))
-        self.failed |= {
-            runner: run.failure for runner, run in runs.items() if run.failure is not None
-        }
+        self.failed |= {runner: run.failure for runner, run in runs.items() if run.failure}
         self._runners = [runner for runner in self._runners if runner not in self.failed]
         return runs
 
@@ -147,7 +145,7 @@ class TrialRace:
     def _error(self, prompt: Prompt, found: Tokens, expected: Tokens) -> str:
         """Say where an output first differs from the greedy one; "" if rounding explains it."""
         pairs = enumerate(zip(found, expected, strict=False))
-        place = next((place for place, pair in pairs if pair[0] != pair[1]), None)
+        place = next((place for place, (one, other) in pairs if one != other), None)
         if place is None:
             return f"{prompt.name}: {len(found)} tokens where plain has {len(expected)}"
         one, other = found[place], expected[place]

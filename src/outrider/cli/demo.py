@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -44,22 +43,13 @@ SAMPLING = flags_of(
 )()
 
 
-def _check_temperatures(_kind: Any, given: tuple[float, ...]) -> None:
-    for each in given:
-        SamplingParams(temperature=each)
-    if len(set(given)) < len(given):
-        raise InvalidConfigError("temperature", given, "each temperature once")
-
-
 @app.default
 def demo(
     *,
     prompt: Annotated[Prompt, titled("Prompt (some of its own without one)")] = Prompt(),
     models: Annotated[Models, titled("Models")] = Models(),
     temperature: Annotated[
-        tuple[float, ...],
-        COMMAS,
-        Parameter(alias="--temp", validator=_check_temperatures, group=group("Sampling")),
+        tuple[float, ...], COMMAS, Parameter(alias="--temp", group=group("Sampling"))
     ] = (0.0, 0.8),
     sampling: Annotated[Any, titled("Sampling")] = SAMPLING,
     drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
@@ -76,9 +66,10 @@ def demo(
     given = prompt.read()
     setup = Setup.of(models, drafting, speculation)
     method, config = setup.method, setup.config
-    params: SamplingParams = plain(
-        SamplingParams, sampling, temperature=temperature[-1], ignore_eos=True
-    )
+    params: dict[float, SamplingParams] = {
+        each: plain(SamplingParams, sampling, temperature=each, ignore_eos=True)
+        for each in temperature
+    }
     if method == "none" or config.deepest == 0:
         flag, value = ("--method", method) if method == "none" else ("-k", 0)
         raise InvalidConfigError(flag, value, "something that drafts, to compare with plain")
@@ -105,10 +96,9 @@ def demo(
         # It is fast, and its texts differ much: a few of them say little.
         more = mixed(("code",), tokenizer, len(tokenizer), 8).prompts
         texts += tuple(tokenizer.decode(each.token_ids) for each in more)
-    settings = loaded.settings(params, config)
+    settings = loaded.settings(params[temperature[-1]], config)
     depth = None if config.depth == "adaptive" else config.deepest
-    shape = config.tree_shape
-    candidate = Candidate(method, config.verification, depth, shape)
+    candidate = Candidate(method, config.verification, depth, config.tree_shape)
     prompts = Workload(
         "demo",
         tuple(
@@ -118,7 +108,7 @@ def demo(
     )
     screen = None if output.as_json else Screen(output.color)
     found = []
-    extra = {"prompts": len(texts), "temperatures": temperature}
+    extra = {"prompts": len(texts), "temperatures": tuple(params)}
     decoding = {"config": config, "tokenizer": tokenizer}
     with traced(trace, settings | extra, config) as on_round:
         runners = (
@@ -136,9 +126,9 @@ def demo(
         drawn = screen is not None and screen.console.is_terminal
         steps = nullcontext(silent) if drawn else progress(console, "racing")
         with nullcontext() if screen is None else screen.live, steps as report:
-            for place, each in enumerate(temperature):
-                trial = Trial(workload=prompts, sampling=replace(params, temperature=each))
-                report(place, len(temperature), trial.label)
+            for place, each in enumerate(params.values()):
+                trial = Trial(workload=prompts, sampling=each)
+                report(place, len(params), trial.label)
                 watch = None if screen is None else partial(screen.draw, trial.label)
                 race = TrialRace(trial, runners, watch)
                 race.run(write)

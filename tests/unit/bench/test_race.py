@@ -16,7 +16,7 @@ import pytest
 from outrider import Pair, SamplingParams
 from outrider.bench import BenchOptions
 from outrider.bench.peers import Peer, runners
-from outrider.bench.race import OutriderRunner, Run, Runner, Turns, drafter_of, race
+from outrider.bench.race import OutriderRunner, Run, Runner, Turns, race
 from outrider.bench.records import PLAIN, Candidate, Measurement, Prompt, Workload
 from outrider.bench.speedup import Speedup
 from outrider.bench.trial import Trial, TrialRace
@@ -126,13 +126,13 @@ def test_a_prompt_that_comes_again_is_read_again() -> None:
 def test_a_draft_that_is_missing_is_refused() -> None:
     given = pair(draft=False)
     with pytest.raises(InvalidConfigError, match="suffix or ngram"):
-        drafter_of(MODEL, given, given.target, 1)
+        OutriderRunner.of(MODEL, given, 1)
 
 
 def test_a_draft_of_another_vocabulary_keeps_its_way_between_the_two() -> None:
     target = TabularModel(lambda _: np.full(len(TEXTS), 1 / len(TEXTS)), len(TEXTS))
     draft = of_another_vocabulary(target, ("", "b", "a"))
-    made = drafter_of(MODEL, Pair(target, draft, None), target, 1)
+    made = OutriderRunner.of(MODEL, Pair(target, draft, None), 1).decoder.drafter
     assert type(made) is type(draft)
     assert made is not draft
     assert made.common == draft.common
