@@ -75,15 +75,11 @@ class BlockPool:
     Args:
         count: how many blocks there are.
         size: how many tokens each holds.
-
-    Attributes:
-        interrupted: set by its user while what it says may not be true.
     """
 
     def __init__(self, count: int, size: int = SIZE) -> None:
         self.count = count
         self.size = size
-        self.interrupted = False
         self.forget()
 
     def forget(self) -> None:

@@ -8,12 +8,10 @@ what they left is written over.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
-from threading import RLock
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..config.validation import integer
-from ..errors import InvalidConfigError, ModelError, OutriderError
+from ..errors import InvalidConfigError, ModelError
 from ..types import trees
 from ..types.records import DraftProposal, HiddenStates, Prefix, TargetScores
 from ..types.transfer import sent
@@ -33,8 +31,7 @@ from .memory import affordable, wanted
 from .paged_cursor import PagedCursor
 from .paths import by_paths, paths_to_nodes
 from .states import States
-
-_LOG = logging.getLogger(__name__)
+from .whole import Whole
 
 
 class PagedModel(Runtime):
@@ -71,7 +68,7 @@ class PagedModel(Runtime):
         most = wanted(slots, longest)
         blocks = affordable(block_bytes, most, memory, capabilities.device, slots * state_bytes)
         self.pool = BlockPool(blocks)
-        self.lock = RLock()
+        self._whole = Whole()
         self._computed: dict[int, Computed] = {}
         self.states = States()
         self._chunk = chunk
@@ -245,20 +242,9 @@ class PagedModel(Runtime):
         found = [self._computed.get(prefix.sequence_id) for prefix in prefixes]
         return all(one is other for one, other in zip(found, held, strict=True))
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self) -> AbstractContextManager[None]:
         """Make a call whole before the next; what an interrupted one left is forgotten."""
-        with self.lock:
-            if self.pool.interrupted:
-                _LOG.warning("a call was interrupted: what was computed is computed anew")
-                self._forget()
-            self.pool.interrupted = True
-            try:
-                yield
-            except OutriderError:
-                self.pool.interrupted = False
-                raise
-            self.pool.interrupted = False
+        return self._whole.call(self._forget)
 
     def _forget(self) -> None:
         self._computed.clear()

@@ -44,16 +44,6 @@ def test_a_long_text_is_not_lost_for_its_first_word() -> None:
     assert hold(table, 3, [*long, 9]) == Placement(0, 50, donor=0)
 
 
-def test_what_is_placed_is_cut_before_anything_is_computed() -> None:
-    """An interrupt between placing and computing must not leave columns that are not there."""
-    table = SlotTable(2)
-    hold(table, 1, [1, 2, 3, 4])
-    table.place(Prefix(1, [1, 2, 9, 9, 9]))
-    assert table.slots[0].length == 2
-    table.place(Prefix(2, [1, 2, 7]))
-    assert (table.slots[1].sequence_id, table.slots[1].length) == (2, 0)
-
-
 @pytest.mark.parametrize("broken", ["twice", "longer"])
 def test_a_table_that_cannot_be_true_says_so_and_forgets(broken: str) -> None:
     table = SlotTable(2)

@@ -67,6 +67,5 @@ class GgufCursor(Cursor):
             Row(prefix, none, none, certain)
             for prefix, certain in zip(prefixes, self._certain, strict=True)
         ]
-        with self._model.lock:
-            logits, _ = self._model.compute(rows, 1)
+        logits, _ = self._model.compute(rows, 1)
         return torch.from_numpy(logits)[:, 0]

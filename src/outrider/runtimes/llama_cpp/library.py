@@ -294,7 +294,6 @@ class Context:
         width = batch.ids.itemsize
         owners = batch.ids.ctypes.data + width * (ends - batch.counts.astype(np.uintp))
         int32 = ctypes.POINTER(ctypes.c_int32)
-        self.sound = False
         status = llama_cpp.llama_decode(
             self._handle,
             llama_cpp.llama_batch(

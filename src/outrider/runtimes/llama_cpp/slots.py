@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from .library import Context, Ids
 _NONE: Tokens = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Slot:
     """One of llama.cpp's sequences.
 
@@ -68,33 +68,22 @@ class SlotTable:
         count: how many slots there are.
 
     Attributes:
-        slots: the whole state. Every change is one assignment of a new tuple, so that an interrupt
-            leaves the table as it was or as it is to be.
+        slots: in their order.
     """
 
     sequences_each = 1
     """How many of llama.cpp's sequences a slot has."""
 
-    empty_slot = Slot()
+    empty_slot: type[Slot] = Slot
 
     def __init__(self, count: int) -> None:
-        self.slots: tuple[Slot, ...] = (self.empty_slot,) * count
-        # Where sequences were when they were last looked for, which `slots` may have outdated.
-        self._found: dict[int, int] = {}
+        self.slots = [self.empty_slot() for _ in range(count)]
         self._placements = 0
 
     @property
     def owner(self) -> dict[int, int]:
         """The slot of each live sequence."""
         return {s.sequence_id: i for i, s in enumerate(self.slots) if s.sequence_id is not None}
-
-    def index_of(self, sequence_id: int) -> int | None:
-        """Return the slot of a sequence; None if it has none."""
-        index = self._found.get(sequence_id)
-        if index is None or self.slots[index].sequence_id != sequence_id:
-            self._found = self.owner
-            index = self._found.get(sequence_id)
-        return index
 
     def sequences(self, index: int) -> range:
         """Return llama.cpp's sequences of a slot; the first is the slot's own."""
@@ -119,9 +108,6 @@ class SlotTable:
             context.copy(placement.donor, slot, start)
         self.hold(slot, row.prefix.tokens[:start])
         return start
-
-    def begin(self, index: int) -> None:
-        """Note that a slot is to be computed: cells stay what they are if that fails."""
 
     def branch(
         self, context: Context, row: Row, part: Part, start: int, spare: range
@@ -162,21 +148,17 @@ class SlotTable:
         """Find the slot of a sequence, an idle one if it is new, and cut it to what is shared.
 
         All but the last token of the prefix may count as shared: its logits are always computed.
-        The slot holds these cells from here on, or none if another slot is the donor, until `hold`
-        says that they were copied.
 
         Raises:
             ModelError: the sequence is new and every slot is live.
         """
         known = prefix.tokens[:-1]
-        index = self.index_of(prefix.sequence_id)
-        donor = index
-        if index is None or donor is None:
+        index = donor = self.owner.get(prefix.sequence_id, -1)
+        if index < 0:
             index, donor = self._room(prefix.sequence_id, known)
         shared = self.slots[donor].shared(known)
         self._placements += 1
-        kept = known[: shared if donor == index else 0]
-        self._set(index, Slot(kept, sequence_id=prefix.sequence_id, last_used=self._placements))
+        self.slots[index] = Slot(known[:shared], prefix.sequence_id, self._placements)
         return Placement(index, shared, donor)
 
     def computed(self, prefix: Prefix) -> int:
@@ -185,31 +167,19 @@ class SlotTable:
 
     def hold(self, index: int, tokens: Tokens) -> None:
         """Note what a slot's cells hold: tokens in a chain."""
-        self._set(index, replace(self.slots[index], tokens=tokens))
+        self.slots[index].tokens = tokens
 
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> list[int]:
-        """Make the slots of these sequences idle, and name them.
-
-        Their cells may be shared, unless discarded.
-        """
+    def release(self, sequence_ids: Iterable[int]) -> list[int]:
+        """Make the slots of these sequences idle, and name them; their cells may be shared."""
         owner = self.owner
         indices = [owner[name] for name in set(sequence_ids) & owner.keys()]
-        slots = list(self.slots)
         for index in indices:
-            slots[index] = self.empty_slot if discard else replace(slots[index], sequence_id=None)
-        self.slots = tuple(slots)
+            self.slots[index].sequence_id = None
         return indices
-
-    def empty(self, indices: Iterable[int]) -> None:
-        """Note that these slots hold nothing, and that no sequence has them."""
-        slots = list(self.slots)
-        for index in indices:
-            slots[index] = self.empty_slot
-        self.slots = tuple(slots)
 
     def forget(self) -> None:
         """Note that no column holds anything, and that no sequence has a slot."""
-        self.slots = (self.empty_slot,) * len(self.slots)
+        self.slots = [self.empty_slot() for _ in self.slots]
 
     def contradiction(self, capacity: int, context: Context | None = None) -> str | None:
         """Say what cannot be true of the table with so many cells in a context, if anything."""
@@ -225,9 +195,6 @@ class SlotTable:
             if held < slot.length:
                 return f"slot {index} is said to hold {slot.length} tokens and holds {held}"
         return None
-
-    def _set(self, index: int, slot: Slot) -> None:
-        self.slots = (*self.slots[:index], slot, *self.slots[index + 1 :])
 
     def _idle(self, sequence_id: int) -> list[int]:
         """Return the idle slots for a new sequence."""
