@@ -285,8 +285,7 @@ class BlockPool:
 
     def _note(self, block: int, entry: _Entry) -> None:
         """Make a block findable by what it holds."""
-        known = self._entries.get(block)
-        same = 0
+        known, same = self._entries.get(block), 0
         if known is not None and known.before == entry.before:
             same = common(known.tokens, entry.tokens)
         if known is not None and same < len(known.tokens):
@@ -298,9 +297,9 @@ class BlockPool:
 
     def _strike(self, block: int) -> None:
         """Let a block be found no longer."""
-        entry = self._entries.pop(block, None)
-        for count in range(1, 1 + len(() if entry is None else entry.tokens)):
-            assert entry is not None
+        if (entry := self._entries.pop(block, None)) is None:
+            return
+        for count in range(1, 1 + len(entry.tokens)):
             head = _head(entry.before, entry.tokens[:count])
             if self._heads.get(head) == block:
                 del self._heads[head]

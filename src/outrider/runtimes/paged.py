@@ -24,14 +24,17 @@ from ..types import trees
 from ..types.records import DraftProposal, HiddenStates, Prefix, TargetScores
 from ..types.transfer import sent
 from .base import Capabilities, Cursor, Found, PrefillProgress, Runtime, Watcher
-from .blocks import BlockCopy, BlockPool
+from .blocks import SIZE, BlockCopy, BlockPool
 from .flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, rows_of
 from .lengths import PREFILLED_ALONE, check_lengths
-from .memory import affordable, wanted
+from .memory import affordable
 from .paged_cursor import PagedCursor
 from .paths import by_paths, paths_to_nodes
 from .states import States
 from .whole import Whole
+
+_BESIDE = 4
+"""Blocks of a sequence for drafts, trees among them, beside those of its longest text."""
 
 
 class PagedModel(Runtime):
@@ -65,7 +68,7 @@ class PagedModel(Runtime):
         assert longest is not None
         self._capabilities = capabilities
         self.longest = longest
-        most = wanted(slots, longest)
+        most = slots * (longest // SIZE + _BESIDE)
         blocks = affordable(block_bytes, most, memory, capabilities.device, slots * state_bytes)
         self.pool = BlockPool(blocks)
         self._whole = Whole()
@@ -233,9 +236,8 @@ class PagedModel(Runtime):
 
     def drop_last(self, prefix: Prefix) -> Computed:
         """Note that a prefix's last token has to be computed again; return what is left."""
-        known = self._computed[prefix.sequence_id].tokens[: len(prefix) - 1]
-        self._computed[prefix.sequence_id] = Computed(known)
-        return self._computed[prefix.sequence_id]
+        self._computed[prefix.sequence_id] = left = Computed(prefix.tokens[:-1])
+        return left
 
     def holds(self, prefixes: Sequence[Prefix], held: Sequence[Computed]) -> bool:
         """Whether of these sequences nothing was computed since this was all."""

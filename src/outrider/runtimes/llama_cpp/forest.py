@@ -55,7 +55,6 @@ class Part:
         depths: how many tokens lead to each, itself included, int64 [k].
         below: whether each path goes through each token, bool [k, paths]; the first path is the one
             that begins with the row's chain prefix.
-        wanted: whether logits after each are asked for, bool [k].
         only: whether the row has no other part.
     """
 
@@ -63,7 +62,6 @@ class Part:
     nodes: Tokens
     depths: Tokens
     below: NDArray[np.bool_]
-    wanted: NDArray[np.bool_]
     only: bool
 
     @property
@@ -75,29 +73,18 @@ class Part:
 def parts(index: int, row: Row, most: int) -> Iterator[Part]:
     """Split a row into parts of at most so many paths: one part if it is a chain."""
     size = len(row.tokens)
-    if row.chain_prefix == size:
-        every, whole = np.arange(size, dtype=np.int64), np.ones((size, 1), bool)
-        yield Part(index, every, every + 1, whole, whole[:, 0], only=True)
-        return
-    ancestors = trees.ancestor_mask(row.parents[None])[0]
-    inner = np.isin(np.arange(1, size + 1), row.parents)
-    leaves = np.flatnonzero(~inner)
+    # By node, whose first is the prefix.
+    ancestors = np.zeros((size + 1, size), bool)
+    ancestors[1:] = trees.ancestor_mask(row.parents[None])[0]
+    leaves = np.setdiff1d(np.arange(size + 1), row.parents)
     if row.chain_prefix:
         # Paths through the chain prefix first: what is kept of the row stands on the first.
         leaves = leaves[np.argsort(~ancestors[leaves, row.chain_prefix - 1], kind="stable")]
-    fresh = np.ones(size, bool)
     for first in range(0, len(leaves), most):
         below = ancestors[leaves[first : first + most]].T
         nodes = np.flatnonzero(below.any(1))
-        yield Part(
-            index,
-            nodes,
-            ancestors[nodes].sum(1),
-            below[nodes],
-            fresh[nodes],
-            only=len(leaves) <= most,
-        )
-        fresh[nodes] = False
+        depths = ancestors[nodes + 1].sum(1)
+        yield Part(index, nodes, depths, below[nodes], only=len(leaves) <= most)
 
 
 def batch_of(row: Row, part: Part, start: int, ids: Ids, below: NDArray[np.bool_]) -> Batch:
@@ -112,11 +99,11 @@ def batch_of(row: Row, part: Part, start: int, ids: Ids, below: NDArray[np.bool_
     """
     length = len(row.prefix)
     missing = row.prefix.tokens[start:]
-    lead = np.arange(start + 1, length + 1) == length
+    wanted = np.arange(start + 1, length + 1 + len(part.nodes)) >= length
     return Batch(
         np.concatenate([missing, row.tokens[part.nodes]]).astype(np.int32),
         np.concatenate([np.arange(start, length), length - 1 + part.depths]).astype(np.int32),
         below.sum(1, dtype=np.int32),
         ids[below.nonzero()[1]],
-        np.concatenate([lead, part.wanted]).astype(np.int8),
+        wanted.astype(np.int8),
     )

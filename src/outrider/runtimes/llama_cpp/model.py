@@ -344,7 +344,7 @@ class LlamaCppModel(Runtime):
                 batches.append(batch_of(row, part, start, ids, below))
             found = context.compute(Batch.joined(batches))
             for part in together:
-                nodes = np.concatenate([[0], part.nodes[part.wanted] + 1])
+                nodes = np.append(0, part.nodes + 1)
                 logits[part.row, nodes] = found[place : place + len(nodes)]
                 place += len(nodes)
                 self._table.settle(context, rows[part.row], part, starts[part.row])

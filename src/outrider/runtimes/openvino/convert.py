@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -84,13 +84,12 @@ class Site:
     value_width: int
     scaling: float
     window: int
-    sinks: tuple[float, ...]
+    sinks: Sequence[float]
 
 
 def sites_of(graph: ov.Model) -> list[Site]:
     """Return the attention of a graph's layers, in order."""
-    found = json.loads(graph.get_rt_info(_SITES).astype(str))
-    return [Site(**{**each, "sinks": tuple(each["sinks"])}) for each in found]
+    return [Site(**each) for each in json.loads(graph.get_rt_info(_SITES).astype(str))]
 
 
 def recurrences_of(graph: ov.Model) -> list[Recurrence]:

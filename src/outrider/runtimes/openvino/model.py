@@ -90,12 +90,10 @@ class OpenVinoModel(TransformersModel):
         cache_dir: str | Path | None = None,
         fingerprint: str | None = None,
     ) -> None:
-        if precision is not None:
-            choice("precision", precision, get_args(Precision))
-        if weights is not None:
-            choice("weights", weights, get_args(Weights))
-        if kv_dtype is not None:
-            choice("kv_dtype", kv_dtype, get_args(KvType))
+        given = {"precision": precision, "weights": weights, "kv_dtype": kv_dtype}
+        for (name, value), kind in zip(given.items(), (Precision, Weights, KvType), strict=True):
+            if value is not None:
+                choice(name, value, get_args(kind))
         self._precision = precision
         self._kv_dtype = kv_dtype
         self._weights = weights
@@ -145,11 +143,6 @@ class OpenVinoModel(TransformersModel):
         eps = torch.finfo(getattr(torch, self._graph.precision)).eps
         activations = self._weights is not None and self._graph.quantises
         return rounding_of(eps + _EIGHT_BITS * (activations + (self._kv_dtype is not None)))
-
-    def reset(self) -> None:
-        """Forget all that was computed; the weights stay those that were converted."""
-        with self.whole():
-            self._forget()
 
     def with_hidden(self, layers: Sequence[int], watcher: Watcher | None = None) -> Self:
         """Return this model, over the same blocks, with hidden states; see `Runtime`.
@@ -206,12 +199,6 @@ class OpenVinoModel(TransformersModel):
         graph = converted(truncated(twin(self.hf_model), layers), self._weights, keyed)
         return self._calls.beside(PagedGraph(graph, self._graph.precision, self._kv_dtype))
 
-    def _block_bytes(self) -> int:
-        return self._graph.block_bytes
-
-    def _state_bytes(self) -> int:
-        return self._graph.state_bytes * ROWS_EACH
-
     def _make_cache(self, blocks: int) -> None:
         rows = None
         if self._graph.states:
@@ -237,6 +224,8 @@ class OpenVinoModel(TransformersModel):
         narrow = self.hf_model.dtype == torch.bfloat16 and not (self._weights or recurrent)
         usual: Precision = "bfloat16" if narrow else "float32"
         self._graph = PagedGraph(graph, self._precision or usual, self._kv_dtype)
+        self._block_bytes = self._graph.block_bytes
+        self._state_bytes = self._graph.state_bytes * ROWS_EACH
         self._source = graph
         self._new = None if known else place
 

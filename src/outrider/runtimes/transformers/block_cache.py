@@ -32,6 +32,7 @@ class Grid:
         tokens, positions: int64 [B, q].
         tables: numbers of blocks, int64 [B, n].
         targets: the place among all tokens of all blocks that each token is written to, int64 [T].
+        real: whether a column has a token, bool [B, q, 1].
         seen: which earlier and new places each column sees, bool [B, q, n * size].
         unseen: those that none with a token does, bool [B, n * size, 1, 1].
         places: the positions of these, int64 [B, 1, n * size].
@@ -43,6 +44,7 @@ class Grid:
     positions: Tensor
     tables: Tensor
     targets: Tensor
+    real: Tensor
     seen: Tensor
     unseen: Tensor
     places: Tensor
@@ -78,7 +80,7 @@ class Grid:
         real = torch.zeros_like(seen[..., :1])
         real[rows, columns] = True
         unseen = ~(seen & real).any(1)[..., None, None]
-        return Grid(rows, columns, grid[0], grid[1], *whole, seen, unseen, at)
+        return Grid(rows, columns, grid[0], grid[1], *whole, real, seen, unseen, at)
 
     def masks(self, windows: Windows, dtype: torch.dtype) -> Tensor | dict[str | None, Tensor]:
         """Make the additive masks [B, 1, q, n * size], by kind where a model wants several."""

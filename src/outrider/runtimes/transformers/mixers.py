@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ def mixers(model: Module) -> list[Any]:
 def made_exact(twin: Any) -> Any:
     """Let the recurrent layers of a twin compute by a `HybridCache`, where they are given one."""
     for module in mixers(twin):
-        vars(module)["forward"] = MethodType(_forward, module)
+        vars(module)["forward"] = partial(_forward, module)
     return twin
 
 
@@ -135,7 +135,7 @@ def _delta(
     kind = query.dtype
     query, key, value, g, beta = map(_wide, (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
-        query, key = _normed(query, root), _normed(key, root)
+        query, key = normed(query, root=root), normed(key, root=root)
     heads = value.shape[2] // key.shape[2]
     query, key = (each.repeat_interleave(heads, 2) for each in (query, key))
     step = g if g.ndim == 4 else g[..., None]
@@ -253,7 +253,7 @@ def _wide(states: Tensor) -> Tensor:
     return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
-def _normed(states: Tensor, root: bool) -> Tensor:
+def normed(states: Tensor, *, root: bool = False) -> Tensor:
     """Divide vectors by their length, in one of the two ways that round alike."""
     squares = (states * states).sum(-1, keepdim=True) + 1e-6
     return states / squares.sqrt() if root else states * torch.rsqrt(squares)

@@ -100,16 +100,8 @@ class TransformersModel(PagedModel):
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
         memory, chunk = self._memory, self._prefill_chunk
-        self._allot(capabilities, self._block_bytes(), memory, chunk, self._state_bytes())
+        self._allot(capabilities, self._block_bytes, memory, chunk, self._state_bytes)
         self._make_cache(self.pool.count)
-
-    def _block_bytes(self) -> int:
-        """Bytes of one block in all layers."""
-        return block_bytes(self._architecture.layers)
-
-    def _state_bytes(self) -> int:
-        """Bytes of the recurrent states of a sequence, and of a checkpoint."""
-        return 2 * self._architecture.state_bytes
 
     def _make_cache(self, blocks: int) -> None:
         """Make blocks of keys and values, and states of recurrent layers."""
@@ -172,26 +164,23 @@ class TransformersModel(PagedModel):
         grid = Grid.of(batch)
         self._cache.set_batch(grid, batch)
         keep = grid.tokens.shape[1] - int(batch.missing.max()) + 1 - batch.first
+        of, seen = self._architecture, dict[str, Any]()
+        if of.layers:  # others have no use for masks and positions
+            masks = grid.masks(of.windows, of.dtype)
+            seen = {"attention_mask": masks, "position_ids": grid.positions}
         found = (run or self.run)(
             input_ids=grid.tokens,
             use_cache=True,
             logits_to_keep=keep,
-            **self._seen(grid),
+            **seen,
             **({"output_hidden_states": True} if batch.layers else {}),
-            **{self._architecture.cache_name: self._cache},
+            **{of.cache_name: self._cache},
         )
         logits = pad(found.logits, (0, 0, 0, batch.width + 1 - batch.first - keep))
         if not batch.layers:
             return Outputs(logits)
         states = torch.stack([found.hidden_states[layer] for layer in batch.layers], 2)
         return Outputs(logits, states[grid.rows, grid.columns])
-
-    def _seen(self, grid: Grid) -> dict[str, Any]:
-        """Make the masks and positions of a forward, for a model that has any use of them."""
-        of = self._architecture
-        if not of.layers:
-            return {}
-        return {"attention_mask": grid.masks(of.windows, of.dtype), "position_ids": grid.positions}
 
     def uncached(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute logits [B, n, V] after each token of B texts, without a cache."""
@@ -213,7 +202,9 @@ class TransformersModel(PagedModel):
         self._cache.copy_blocks(copies)
 
     def _prepare(self, architecture: Architecture) -> None:
-        """Do what a subclass has to before there are blocks: it may compile the model."""
+        """Say how many bytes a block takes, and a sequence's states with a checkpoint."""
+        self._block_bytes = block_bytes(architecture.layers)
+        self._state_bytes = 2 * architecture.state_bytes
 
     def _eager(self) -> Run:
         """Make what computes forwards; see `run`."""

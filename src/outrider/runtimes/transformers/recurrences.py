@@ -43,16 +43,12 @@ class Nodes:
     @cached_property
     def own(self) -> Tensor:
         """The step of each column, int64 [B, q]; 0 where there is no token."""
-        own = self.steps.new_zeros(self.seen.shape[:2])
-        own[self.rows, self.columns] = self.steps
-        return own
+        return (self.seen * torch.arange(self.seen.shape[2], device=self.seen.device)).amax(2)
 
     @cached_property
     def real(self) -> Tensor:
         """Which columns have a token, bool [B, q]."""
-        real = torch.zeros_like(self.own, dtype=torch.bool)
-        real[self.rows, self.columns] = True
-        return real
+        return self.seen.any(2)
 
     def written(self, into: Tensor, new: Tensor) -> Tensor:
         """Return records [B, W, ...] with those of new tokens, [B, q, ...], in their places."""

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ...errors import ModelError
 from ...types.transfer import sent
-from ..blocks import BlockPool, Tokens
+from ..blocks import Tokens
 from ..flat import FlatBatch, rows_of
 from ..lengths import PREFILLED_ALONE
-from ..states import Checkpoint, Checkpoints, States
+from ..states import Checkpoints, States
 from .block_cache import BlockCache, Grid
 from .recurrences import Nodes, Records
 
@@ -66,7 +66,7 @@ class HybridCache(BlockCache, States):
         nodes: where its tokens stand; None for a part of a prompt.
     """
 
-    recurrent = True
+    checkpoints: Checkpoints[list[list[Tensor]]]
 
     def __init__(
         self,
@@ -88,25 +88,20 @@ class HybridCache(BlockCache, States):
         self._slots: dict[int, int] = {}
         self._free = list(range(self._count))
         self._base: dict[int, int] = {}
-        self._checkpoints: Checkpoints[list[list[Tensor]]] = Checkpoints(self._count)
+        self.checkpoints = Checkpoints(self._count)
 
     def cut(self, name: int, shared: int) -> int:
         """Cut a sequence back to so many tokens, or to none if its state is beyond them."""
-        if 0 <= self._base[name] <= shared:
+        if self._base[name] <= shared:
             return shared
-        self._start(name, None)
+        self._start(name)
         return 0
-
-    def findable(self, known: Tokens, pool: BlockPool) -> Tokens:
-        """Return the first of some tokens, up to the last checkpoint that blocks reach."""
-        return self._checkpoints.findable(known, pool)
 
     def admit(self, name: int, known: Tokens) -> int:
         """Give a new sequence a slot, with the states of the last checkpoint in its tokens."""
         self._slots[name] = self._free.pop()
-        found = self._checkpoints.use(known)
-        self._start(name, found)
-        return 0 if found is None else len(found.tokens)
+        self._start(name, *self.checkpoints.use(known))
+        return self._base[name]
 
     def fold(self, names: Sequence[int], starts: Sequence[int]) -> None:
         """Bring the states of sequences to these positions, which recorded tokens lead to."""
@@ -137,7 +132,7 @@ class HybridCache(BlockCache, States):
         if not 0 < base <= len(tokens):
             return
         layers = [[each[slot].clone() for each in layer.lasting()] for layer in self.layers_of]
-        self._checkpoints.add(tokens[:base], layers)
+        self.checkpoints.add(tokens[:base], layers)
 
     def release(self, names: Iterable[int]) -> None:
         """Give back the slots of sequences."""
@@ -170,9 +165,7 @@ class HybridCache(BlockCache, States):
         places = (base[:, None] + torch.arange(width, device=self._device))[:, None]
         index = places.clamp(max=most - 1).expand(-1, grid.seen.shape[1], -1)
         seen = grid.seen.gather(2, index) & (places < most)
-        real = torch.zeros_like(seen[..., :1])
-        real[grid.rows, grid.columns] = True
-        self.nodes = Nodes(grid.rows, grid.columns, steps, seen & real)
+        self.nodes = Nodes(grid.rows, grid.columns, steps, seen & grid.real)
 
     # What layers of the model call.
 
@@ -266,13 +259,15 @@ class HybridCache(BlockCache, States):
             kept[key][self.rows, : each.shape[1]] = each
 
     @torch.inference_mode()
-    def _start(self, name: int, checkpoint: Checkpoint[list[list[Tensor]]] | None) -> None:
+    def _start(
+        self, name: int, base: int = 0, kept: Sequence[Sequence[Tensor]] | None = None
+    ) -> None:
         """Set a sequence's states to those of a checkpoint, or before all tokens."""
         slot = self._slots[name]
         for number, layer in enumerate(self.layers_of):
             for place, each in enumerate(layer.lasting()):
-                each[slot] = checkpoint.kept[number][place] if checkpoint else 0.0
-        self._base[name] = len(checkpoint.tokens) if checkpoint else 0
+                each[slot] = kept[number][place] if kept else 0.0
+        self._base[name] = base
 
     def _sent(self, numbers: Sequence[int] | np.ndarray) -> Tensor:
         return sent(torch.from_numpy(np.asarray(numbers, dtype=np.int64)), self._device)
