@@ -194,7 +194,7 @@ def test_a_hybrid_computes_nothing_again_when_cells_of_finished_texts_are_freed(
     expected = reference.logits((*text[:129], *drafts))
     assert float((found.logits[0, 2] - expected).abs().max() / expected.abs().max()) < TOLERANCE
     assert model._cells == 512
-    assert not any(slot.length for slot in model._table.slots[:4])
+    assert not any(len(slot.tokens) for slot in model._table.slots[:4])
     assert max(counts) <= 4, counts
 
 
@@ -311,7 +311,7 @@ def test_an_exception_while_cells_are_made_leaves_nothing_wrong_behind(
 @pytest.fixture
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells are taken for those of the prefix, whatever was drafted."""
-    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(slot.length, len(prefix)))
+    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(len(slot.tokens), len(prefix)))
 
 
 @pytest.fixture
@@ -376,7 +376,7 @@ def test_a_stale_token_is_seen_in_quantised_weights(
     )
     target = LlamaCppModel(path, max_sequences=4)
     assert not failed(runtime_tier(lambda *_: None, target))
-    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(slot.length, len(prefix)))
+    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(len(slot.tokens), len(prefix)))
     assert REJECTION in failed(runtime_tier(lambda *_: None, target))
 
 

@@ -43,6 +43,9 @@ class PagedModel(Runtime):
     _layers: tuple[int, ...] = ()
     """Whose hidden states it gives."""
 
+    _cache: Any
+    """Keys and values in blocks; has `copy_blocks`."""
+
     _watcher: Watcher | None = None
     """Who wants these."""
 
@@ -110,9 +113,9 @@ class PagedModel(Runtime):
             run: computes it in place of the model, as its first layers do; None for the model.
         """
 
-    @abstractmethod
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first tokens of blocks, one after the other."""
+        self._cache.copy_blocks(copies)
 
     def reset(self) -> None:
         """Forget all that was computed."""
@@ -163,7 +166,7 @@ class PagedModel(Runtime):
         mask = None if parents is None else trees.ancestor_mask(parents)
         longest = lengths if parents is None else trees.longest_paths(parents, lengths)
         check_lengths(prefixes, longest.tolist(), self.longest)
-        ancestors = None if mask is None else sent(torch.from_numpy(mask), self.device)
+        ancestors = None if mask is None else sent(mask, self.device)
         with self.whole():
             batch, cached = self._entered(prefixes, proposal.tokens, lengths, ancestors)
             logits, states = outputs = self.forward(batch)
@@ -326,9 +329,7 @@ class PagedModel(Runtime):
         self.states.fold([prefix.sequence_id for prefix in prefixes], starts)
         for prefix, start, count in zip(prefixes, starts, more.tolist(), strict=True):
             name = prefix.sequence_id
-            copies = self.pool.extend(name, start, len(prefix) + count)
-            if copies:
-                self.copy_blocks(copies)
+            self.copy_blocks(self.pool.extend(name, start, len(prefix) + count))
             self._computed[name] = Computed(prefix.tokens[:start])
             tables.append(list(self.pool.blocks(name)))
         return tables
@@ -363,13 +364,13 @@ class PagedModel(Runtime):
         draft = within - missing[row]
         before = (np.cumsum(missing) - missing)[row]
         index = np.where(draft < 0, before + within, len(known) + row * width + draft)
-        tokens = sent(torch.from_numpy(known), self.device)
-        positions = sent(torch.from_numpy(past[row] + within), self.device)
+        tokens = sent(known, self.device)
+        positions = sent(past[row] + within, self.device)
         if lengths.any():
-            of = sent(torch.from_numpy(index), self.device)
+            of = sent(index, self.device)
             tokens = torch.cat([tokens, drafts.flatten()])[of]
             if ancestors is not None:
-                ends = sent(torch.from_numpy(past + missing - 1), self.device)
+                ends = sent(past + missing - 1, self.device)
                 nodes = (ends[:, None] + ancestors.sum(2)).flatten()
                 known_only = positions.new_zeros(len(known))
                 node = torch.cat([known_only, nodes])[of]

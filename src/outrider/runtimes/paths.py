@@ -25,13 +25,14 @@ Path = NDArray[np.int64]
 """Columns of drafts that follow one another."""
 
 
-def paths_to_leaves(batch: FlatBatch, row: int) -> list[Path]:
-    """List the columns that lead to each leaf, the path with most of the leading ones first."""
-    assert batch.ancestors is not None
-    drafted = int(batch.drafted[row])
-    mask = batch.ancestors[row, :drafted, :drafted].numpy()
-    leaves = np.flatnonzero(mask.sum(0) == 1)
-    paths = [np.flatnonzero(mask[leaf]) for leaf in leaves.tolist()] or [np.empty(0, np.int64)]
+def paths_to_leaves(ancestors: NDArray[np.bool_]) -> list[Path]:
+    """List the columns that lead to each leaf, the path with most of the leading ones first.
+
+    Args:
+        ancestors: whether column j of a row is column i or one that it follows, [n, n] by (i, j).
+    """
+    leaves = np.flatnonzero(ancestors.sum(0) == 1)
+    paths = list(map(np.flatnonzero, ancestors[leaves])) or [np.empty(0, np.int64)]
     return sorted(paths, key=lambda path: -int((path == np.arange(len(path))).sum()))
 
 

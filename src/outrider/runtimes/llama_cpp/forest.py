@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ...types import trees
 from ...types.records import Prefix
+from ..paths import paths_to_leaves
 from .library import Batch, Ids
 
 Tokens = NDArray[np.int64]
@@ -72,19 +73,14 @@ class Part:
 
 def parts(index: int, row: Row, most: int) -> Iterator[Part]:
     """Split a row into parts of at most so many paths: one part if it is a chain."""
-    size = len(row.tokens)
-    # By node, whose first is the prefix.
-    ancestors = np.zeros((size + 1, size), bool)
-    ancestors[1:] = trees.ancestor_mask(row.parents[None])[0]
-    leaves = np.setdiff1d(np.arange(size + 1), row.parents)
-    if row.chain_prefix:
-        # Paths through the chain prefix first: what is kept of the row stands on the first.
-        leaves = leaves[np.argsort(~ancestors[leaves, row.chain_prefix - 1], kind="stable")]
-    for first in range(0, len(leaves), most):
-        below = ancestors[leaves[first : first + most]].T
+    columns, ancestors = np.arange(len(row.tokens)), trees.ancestor_mask(row.parents[None])[0]
+    # What is kept of the row stands on the first path.
+    paths = paths_to_leaves(ancestors)
+    for first in range(0, len(paths), most):
+        below = np.stack([np.isin(columns, path) for path in paths[first : first + most]], 1)
         nodes = np.flatnonzero(below.any(1))
-        depths = ancestors[nodes + 1].sum(1)
-        yield Part(index, nodes, depths, below[nodes], only=len(leaves) <= most)
+        depths = ancestors[nodes].sum(1)
+        yield Part(index, nodes, depths, below[nodes], only=len(paths) <= most)
 
 
 def batch_of(row: Row, part: Part, start: int, ids: Ids, below: NDArray[np.bool_]) -> Batch:

@@ -36,29 +36,9 @@ class Slot:
     sequence_id: int | None = None
     last_used: int = 0
 
-    @property
-    def length(self) -> int:
-        """How many cells hold something that a prefix may name."""
-        return len(self.tokens)
-
     def shared(self, prefix: Tokens) -> int:
         """Find how many leading tokens of `prefix` the cells hold."""
         return common(self.tokens, prefix)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a sequence lives, how much of its prefix is computed, and what to copy first.
-
-    Attributes:
-        slot: its row of the cache.
-        shared: how many leading tokens of its prefix need not be computed.
-        donor: the slot that they stand in, the same one or another.
-    """
-
-    slot: int
-    shared: int
-    donor: int
 
 
 class SlotTable:
@@ -95,17 +75,16 @@ class SlotTable:
         Raises:
             ModelError: see `place`.
         """
-        placement = self.place(row.prefix)
-        slot, start = placement.slot, placement.shared
+        slot, start, donor = self.place(row.prefix)
         # With sliding windows llama.cpp takes cells that are behind the window of a sequence's last
         # token for others. Tokens that are cut back to may see further.
-        if context.first(placement.donor) > max(0, start - context.window + 1):
+        if context.first(donor) > max(0, start - context.window + 1):
             start = 0
-        if placement.donor == slot:
+        if donor == slot:
             context.cut(slot, start)
         else:
             context.cut(slot, 0)
-            context.copy(placement.donor, slot, start)
+            context.copy(donor, slot, start)
         self.hold(slot, row.prefix.tokens[:start])
         return start
 
@@ -144,10 +123,14 @@ class SlotTable:
             context.cut(slot, len(row.prefix) + len(chain))
         self.hold(slot, np.concatenate([row.prefix.tokens, chain]))
 
-    def place(self, prefix: Prefix) -> Placement:
+    def place(self, prefix: Prefix) -> tuple[int, int, int]:
         """Find the slot of a sequence, an idle one if it is new, and cut it to what is shared.
 
         All but the last token of the prefix may count as shared: its logits are always computed.
+
+        Returns:
+            The slot; how many leading tokens need not be computed; and the slot that they stand in,
+            the same one or another.
 
         Raises:
             ModelError: the sequence is new and every slot is live.
@@ -159,7 +142,7 @@ class SlotTable:
         shared = self.slots[donor].shared(known)
         self._placements += 1
         self.slots[index] = Slot(known[:shared], prefix.sequence_id, self._placements)
-        return Placement(index, shared, donor)
+        return index, shared, donor
 
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens of a prefix stand in the slot that holds most of them."""
@@ -191,9 +174,9 @@ class SlotTable:
         if longest > capacity:
             return f"a slot of {capacity} cells holds {longest}"
         for index, slot in enumerate(self.slots):
-            held = slot.length if context is None else context.length(index)
-            if held < slot.length:
-                return f"slot {index} is said to hold {slot.length} tokens and holds {held}"
+            held = len(slot.tokens) if context is None else context.length(index)
+            if held < len(slot.tokens):
+                return f"slot {index} is said to hold {len(slot.tokens)} tokens and holds {held}"
         return None
 
     def _idle(self, sequence_id: int) -> list[int]:
@@ -214,8 +197,8 @@ class SlotTable:
         # An idle slot is taken over for what it shares, unless that would lose more than it keeps:
         # a long text that shares its first word is copied from, and stays for its own kind.
         for i in idle:
-            if lengths[i] == longest and 2 * longest >= self.slots[i].length:
+            if lengths[i] == longest and 2 * longest >= len(self.slots[i].tokens):
                 return i, i
-        empty = [i for i in idle if not self.slots[i].length]
+        empty = [i for i in idle if not len(self.slots[i].tokens)]
         index = empty[0] if empty else min(idle, key=lambda i: self.slots[i].last_used)
         return index, lengths.index(longest) if longest else index

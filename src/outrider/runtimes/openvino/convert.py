@@ -15,7 +15,6 @@ from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -199,11 +198,6 @@ def converted(model: Any, weights: Weights | None, layers: int) -> ov.Model:
     graph = _convert(model, layers)
     _LOG.info("rounding its weights to %s", weights)
     return _rounded(graph, weights, nncf)
-
-
-def write(graph: ov.Model, place: Path) -> None:
-    """Write a graph to a folder."""
-    ov.save_model(graph, place / GRAPH, compress_to_fp16=False)
 
 
 def _convert(model: Any, layers: int) -> ov.Model:

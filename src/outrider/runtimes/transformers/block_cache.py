@@ -59,12 +59,12 @@ class Grid:
         column = places - batch.past[row] + (boundary - batch.missing)[row]
         width, tables = int(column.max()) + 1, batch.table
         targets, blocks = slots(tables, row, places), tables.shape[1]
-        rows, columns = sent(torch.from_numpy(row), device), sent(torch.from_numpy(column), device)
+        rows, columns = sent(row, device), sent(column, device)
         grid = batch.tokens.new_zeros(2, len(counts), width)
         grid[0, rows, columns], grid[1, rows, columns] = batch.tokens, batch.positions
         # A column's own place is the number of tokens before it, in trees as well.
         first = batch.past + batch.missing - boundary
-        start = sent(torch.from_numpy(first), device)[:, None, None]
+        start = sent(first, device)[:, None, None]
         own = (start + torch.arange(width, device=device)[:, None]).clamp(min=0)
         drafts = width - boundary
         reach = torch.arange(blocks * SIZE + drafts, device=device)
@@ -76,7 +76,7 @@ class Grid:
             seen[:, boundary:].scatter_(2, nodes.expand(-1, drafts, -1), trees)
             at = at.clone().scatter_(2, nodes, grid[1, :, None, boundary:])
         seen, at = seen[..., : blocks * SIZE], at[..., : blocks * SIZE]
-        whole = sent(torch.from_numpy(tables), device), sent(torch.from_numpy(targets), device)
+        whole = sent(tables, device), sent(targets, device)
         real = torch.zeros_like(seen[..., :1])
         real[rows, columns] = True
         unseen = ~(seen & real).any(1)[..., None, None]

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from ...config.validation import integer
 from ...errors import InvalidConfigError, ModelError, OutriderError
 from ..base import Capabilities, rounding_of
-from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
 from ..lengths import checked_length
 from ..paged import PagedModel
@@ -106,7 +105,7 @@ class TransformersModel(PagedModel):
     def _make_cache(self, blocks: int) -> None:
         """Make blocks of keys and values, and states of recurrent layers."""
         of = self._architecture
-        self._cache: BlockCache = BlockCache(of.layers, blocks)
+        self._cache = BlockCache(of.layers, blocks)
         if of.state_bytes:
             count = self.max_sequences or 1
             self._cache = self.states = HybridCache(of.layers, of.places, blocks, count, of.device)
@@ -196,10 +195,6 @@ class TransformersModel(PagedModel):
             ModelError: the layers are not found, or do not run without those after them.
         """
         return first_layers(self.hf_model, layers)
-
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the first tokens of blocks; see `PagedModel`."""
-        self._cache.copy_blocks(copies)
 
     def _prepare(self, architecture: Architecture) -> None:
         """Say how many bytes a block takes, and a sequence's states with a checkpoint."""

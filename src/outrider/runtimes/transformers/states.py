@@ -112,8 +112,9 @@ class HybridCache(BlockCache, States):
         ]
         if not moved:
             return
-        rows = self._sent([self._slots[name] for name, _ in moved])
-        counts, most = self._sent([count for _, count in moved]), max(n for _, n in moved)
+        slots, most = [self._slots[name] for name, _ in moved], max(count for _, count in moved)
+        rows = sent(np.array(slots), self._device)
+        counts = sent(np.array([count for _, count in moved]), self._device)
         for layer in self.layers_of:
             for key, context in layer.contexts.items():
                 line = torch.cat([context[rows], layer.inputs[key][rows, :most]], 1)
@@ -150,22 +151,21 @@ class HybridCache(BlockCache, States):
             layer.computed = False
         names = list(batch.sequence_ids)
         bases = np.array([self._base[name] for name in names])
-        self.rows = self._sent([self._slots[name] for name in names])
+        self.rows = sent(np.array([self._slots[name] for name in names]), self._device)
         count = int(batch.missing[0])
         if len(names) == 1 and count > PREFILLED_ALONE and not batch.drafted.any():
             # A part of a prompt, of which nothing is taken back: the layers' own functions do.
             self.nodes = None
             self._base[names[0]] += count
             return
-        base = self._sent(bases)
-        steps = self._sent(batch.places) - base[grid.rows]
+        base = sent(bases, self._device)
+        after = batch.places - bases[rows_of(batch.missing + batch.drafted)[0]]
         # What a column sees of earlier and new places, from its sequence's state on.
-        most = grid.seen.shape[2]
-        width = int((batch.places - bases[rows_of(batch.missing + batch.drafted)[0]]).max()) + 1
+        most, width = grid.seen.shape[2], int(after.max()) + 1
         places = (base[:, None] + torch.arange(width, device=self._device))[:, None]
         index = places.clamp(max=most - 1).expand(-1, grid.seen.shape[1], -1)
         seen = grid.seen.gather(2, index) & (places < most)
-        self.nodes = Nodes(grid.rows, grid.columns, steps, seen & grid.real)
+        self.nodes = Nodes(grid.rows, grid.columns, sent(after, self._device), seen & grid.real)
 
     # What layers of the model call.
 
@@ -200,7 +200,7 @@ class HybridCache(BlockCache, States):
             line = torch.cat([before, new], 1)
             context[self.rows] = line[:, line.shape[1] - context.shape[1] :]
             return line.transpose(1, 2)
-        known = self.room(layer.inputs, state_idx, (new.shape[2],), new)
+        known = self.room(layer.inputs, state_idx, new)
         written = self.nodes.written(known, new)
         self.keep(layer.inputs, {state_idx: written})
         return torch.cat([before, written], 1).transpose(1, 2)
@@ -239,15 +239,19 @@ class HybridCache(BlockCache, States):
             layer.state = like.new_zeros(self._count, *shape)
         return layer.state[self.rows]
 
-    def room(
-        self, kept: dict[Any, Tensor], key: Any, shape: tuple[int, ...], like: Tensor
-    ) -> Tensor:
-        """Return the rows' records [B, W, ...] of this forward's width, of zeros where new."""
+    def room(self, kept: dict[Any, Tensor], key: Any, like: Tensor) -> Tensor:
+        """Return the rows' records [B, W, ...] of this forward's width, of zeros where new.
+
+        Args:
+            kept: the records.
+            key: which of them.
+            like: those of new tokens, [B, q, ...].
+        """
         assert self.nodes is not None
         width = self.nodes.seen.shape[2]
         held = kept.get(key)
         if held is None or held.shape[1] < width:
-            more = like.new_zeros(self._count, -(-width // 8) * 8, *shape)
+            more = like.new_zeros(self._count, -(-width // 8) * 8, *like.shape[2:])
             if held is not None:
                 more[:, : held.shape[1]] = held
             kept[key] = held = more
@@ -268,6 +272,3 @@ class HybridCache(BlockCache, States):
             for place, each in enumerate(layer.lasting()):
                 each[slot] = kept[number][place] if kept else 0.0
         self._base[name] = base
-
-    def _sent(self, numbers: Sequence[int] | np.ndarray) -> Tensor:
-        return sent(torch.from_numpy(np.asarray(numbers, dtype=np.int64)), self._device)
