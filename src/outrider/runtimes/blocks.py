@@ -159,19 +159,6 @@ class BlockPool:
         for block in table.blocks:
             self._users[block] += 1
 
-    def missing(self, sequence_id: int, start: int, end: int) -> int:
-        """Return how many of the available blocks `extend` needs.
-
-        Args:
-            sequence_id: of the sequence; an unknown one has no blocks.
-            start: its first position that is to be written.
-            end: the position after the last one.
-        """
-        table = self._tables.get(sequence_id, _Table())
-        stays = self._stays(table, start, end)
-        given = sum(self._users[block] == 1 for block in table.blocks[stays:])
-        return self._reach(end) - stays - given
-
     def extend(self, sequence_id: int, start: int, end: int) -> list[BlockCopy]:
         """Make a sequence's positions from `start` to `end` its own, to be written.
 
@@ -183,15 +170,16 @@ class BlockPool:
         Raises:
             CacheFullError: other sequences use too many blocks.
         """
-        table, needed = self._tables[sequence_id], self.missing(sequence_id, start, end)
+        table, (first, kept) = self._tables[sequence_id], divmod(start, self.size)
+        stays = self._stays(table, start, end)
+        given = sum(self._users[block] == 1 for block in table.blocks[stays:])
+        needed = self._reach(end) - stays - given
         if needed > self.available:
             raise CacheFullError(
                 f"{end} tokens of sequence {sequence_id} need {needed} more blocks of {self.size} "
                 f"tokens, and {self.available} of {self.count} are left; release a finished "
                 "sequence first, or raise kv_cache_memory"
             )
-        first, kept = divmod(start, self.size)
-        stays = self._stays(table, start, end)
         source = table.blocks[first] if kept and stays == first else None
         # The one that is copied from goes last, so that it is taken last.
         self._give_back(table.blocks[stays:][::-1])

@@ -124,9 +124,11 @@ class PagedModel(Runtime):
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is known of the blocks contradicts itself."""
-        wrong = self.pool.contradiction()
+        with self.whole():
+            wrong = self.pool.contradiction()
+            if self.pool.sequences != self._computed.keys():
+                wrong = "sequences with blocks and without"
         assert wrong is None, wrong
-        assert self.pool.sequences == self._computed.keys(), "sequences with blocks and without"
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Give back the blocks of sequences that will not be asked about again.

@@ -100,7 +100,10 @@ def by_paths(
         model.pool.release(others, discard=True)
         model.states.release(others)
     if outputs is None:
-        outputs = _blank(batch, computed)
+        logits, hidden = computed
+        shape = len(batch.tables), batch.width + 1, logits.shape[2]
+        made = None if hidden is None else hidden.new_zeros(len(batch.tokens), *hidden.shape[1:])
+        outputs = Outputs(logits.new_zeros(shape), made)
     ends = np.cumsum(batch.missing[rows] + lengths)
     for place, (row, path, _) in reversed(list(enumerate(found))):
         outputs.logits[row, np.append(0, path + 1)] = computed.logits[place, : len(path) + 1]
@@ -115,12 +118,3 @@ def _tokens(batch: FlatBatch, row: int, path: Path) -> NDArray[np.int64]:
     missing = int(batch.missing[row])
     tokens: NDArray[np.int64] = batch.begins[row] + np.append(np.arange(missing), missing + path)
     return tokens
-
-
-def _blank(batch: FlatBatch, like: Outputs) -> Outputs:
-    """Outputs of a batch that hold zeros."""
-    logits, hidden = like
-    made = logits.new_zeros(len(batch.tables), batch.width + 1, logits.shape[2])
-    if hidden is None:
-        return Outputs(made)
-    return Outputs(made, hidden.new_zeros(len(batch.tokens), *hidden.shape[1:]))

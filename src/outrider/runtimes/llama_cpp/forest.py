@@ -46,12 +46,13 @@ class Row:
         return int(np.logical_and.accumulate(straight).sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Part:
     """Some paths of a row that are computed in one forward.
 
     Attributes:
-        row: its place among the rows.
+        row: what it is of.
+        start: the first token of the row's prefix that is not in cells.
         nodes: the columns of the tokens on these paths, int64 [k].
         depths: how many tokens lead to each, itself included, int64 [k].
         below: whether each path goes through each token, bool [k, paths]; the first path is the one
@@ -59,7 +60,8 @@ class Part:
         only: whether the row has no other part.
     """
 
-    row: int
+    row: Row
+    start: int
     nodes: Tokens
     depths: Tokens
     below: NDArray[np.bool_]
@@ -71,7 +73,7 @@ class Part:
         return int(self.below.shape[1])
 
 
-def parts(index: int, row: Row, most: int) -> Iterator[Part]:
+def parts(row: Row, start: int, most: int) -> Iterator[Part]:
     """Split a row into parts of at most so many paths: one part if it is a chain."""
     columns, ancestors = np.arange(len(row.tokens)), trees.ancestor_mask(row.parents[None])[0]
     # What is kept of the row stands on the first path.
@@ -80,20 +82,18 @@ def parts(index: int, row: Row, most: int) -> Iterator[Part]:
         below = np.stack([np.isin(columns, path) for path in paths[first : first + most]], 1)
         nodes = np.flatnonzero(below.any(1))
         depths = ancestors[nodes].sum(1)
-        yield Part(index, nodes, depths, below[nodes], only=len(paths) <= most)
+        yield Part(row, start, nodes, depths, below[nodes], only=len(paths) <= most)
 
 
-def batch_of(row: Row, part: Part, start: int, ids: Ids, below: NDArray[np.bool_]) -> Batch:
+def batch_of(part: Part, ids: Ids, below: NDArray[np.bool_]) -> Batch:
     """Make the batch of a part, with what its prefix misses.
 
     Args:
-        row: the part's.
         part: what is computed.
-        start: the first token of the prefix that is not in cells.
         ids: sequences, int32 [n].
         below: whether each missing token, and each of the part, belongs to them, bool [k, n].
     """
-    length = len(row.prefix)
+    row, start, length = part.row, part.start, len(part.row.prefix)
     missing = row.prefix.tokens[start:]
     wanted = np.arange(start + 1, length + 1 + len(part.nodes)) >= length
     return Batch(

@@ -192,8 +192,6 @@ class Batch:
     @staticmethod
     def joined(batches: list[Batch]) -> Batch:
         """Put batches behind one another."""
-        if len(batches) == 1:
-            return batches[0]
         return Batch(
             *(
                 np.concatenate([getattr(batch, name) for batch in batches])

@@ -178,7 +178,8 @@ class LlamaCppModel(Runtime):
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is known of the slots contradicts itself, or the cells."""
-        wrong = self._table.contradiction(self._cells, self._open_context())
+        with self.whole():
+            wrong = self._table.contradiction(self._cells, self._open_context())
         assert wrong is None, wrong
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
@@ -287,19 +288,19 @@ class LlamaCppModel(Runtime):
         starts = [self._enter(row, len(rows) == 1, cached) for row in rows]
         logits = np.zeros((len(rows), width, self.vocab_size), np.float32)
         paths = self._settings.ids - self._first_path
-        together: list[Part] = []
+        together: dict[int, Part] = {}
         for index, row in enumerate(rows):
-            for part in parts(index, row, 1 + paths):
-                extra = sum(each.paths - 1 for each in together) + part.paths - 1
-                again = bool(together) and together[-1].row == index
+            for part in parts(row, starts[index], 1 + paths):
+                extra = sum(each.paths - 1 for each in together.values()) + part.paths - 1
+                again = index in together
                 if extra > paths or again:
-                    self._forward(rows, starts, together, logits)
-                    together = []
+                    self._forward(together, logits)
+                    together = {}
                 if again:
-                    starts[index] = self._enter(row, len(rows) == 1, cached)
-                together.append(part)
+                    part.start = self._enter(row, len(rows) == 1, cached)
+                together[index] = part
         if together:
-            self._forward(rows, starts, together, logits)
+            self._forward(together, logits)
         return logits
 
     def _enter(self, row: Row, alone: bool, cached: dict[int, int]) -> int:
@@ -325,29 +326,22 @@ class LlamaCppModel(Runtime):
         self._table.hold(slot, prefix.tokens[:stop])
         return stop
 
-    def _forward(
-        self,
-        rows: Sequence[Row],
-        starts: list[int],
-        together: list[Part],
-        logits: NDArray[np.float32],
-    ) -> None:
-        """Compute parts of different rows in one forward, and write their logits."""
+    def _forward(self, together: dict[int, Part], logits: NDArray[np.float32]) -> None:
+        """Compute parts, by the places of their rows, in one forward, and write their logits."""
         context, spare = self._open_context(), self._first_path
         batches, place = [], 0
         try:
-            for part in together:
-                row, start = rows[part.row], starts[part.row]
+            for part in together.values():
                 extra = range(spare, spare + part.paths - 1)
                 spare = extra.stop
-                ids, below = self._table.branch(context, row, part, start, extra)
-                batches.append(batch_of(row, part, start, ids, below))
+                ids, below = self._table.branch(context, part, extra)
+                batches.append(batch_of(part, ids, below))
             found = context.compute(Batch.joined(batches))
-            for part in together:
+            for index, part in together.items():
                 nodes = np.append(0, part.nodes + 1)
-                logits[part.row, nodes] = found[place : place + len(nodes)]
+                logits[index, nodes] = found[place : place + len(nodes)]
                 place += len(nodes)
-                self._table.settle(context, rows[part.row], part, starts[part.row])
+                self._table.settle(context, part)
         finally:
             for path in range(self._first_path, spare):
                 context.cut(path, 0)
@@ -376,19 +370,16 @@ class LlamaCppModel(Runtime):
             if slot.sequence_id is None and any(map(context.length, self._table.sequences(index)))
         ]
         if idle:
-            return self._clear(idle)
+            self._clear(idle)
+            return
         if self._most_cells and 2 * self._cells > self._most_cells:
             raise ModelError(
                 f"all {self._cells} tokens of the context are in use, and this model computes "
                 "differently in a longer one; release sequences, or ask for fewer at once"
             )
         self._forget()
+        self._context = Context(self._weights, self._settings, 2 * self._cells)
         self._cells *= 2
-        try:
-            self._open_context()
-        except ModelError:
-            self._cells //= 2
-            raise
 
     def _refuse_uncuttable(self) -> None:
         """Raise ModelError if what was computed cannot be cut back."""

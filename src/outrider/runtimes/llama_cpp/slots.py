@@ -88,35 +88,27 @@ class SlotTable:
         self.hold(slot, row.prefix.tokens[:start])
         return start
 
-    def branch(
-        self, context: Context, row: Row, part: Part, start: int, spare: range
-    ) -> tuple[Ids, NDArray[np.bool_]]:
+    def branch(self, context: Context, part: Part, spare: range) -> tuple[Ids, NDArray[np.bool_]]:
         """Make the sequences of a part's paths.
 
         Args:
             context: they are in.
-            row: the part's.
             part: what is computed.
-            start: the first token of the prefix that is not in cells.
             spare: sequences for its paths but the first.
 
         Returns:
             Sequences int32 [n], and whether each missing token of the prefix and each token of the
             part belongs to them, bool [k, n].
         """
-        slot = self.owner[row.prefix.sequence_id]
+        slot = self.owner[part.row.prefix.sequence_id]
         for other in spare:
-            context.copy(slot, other, start)
-        missing = np.ones((len(row.prefix) - start, part.paths), bool)
+            context.copy(slot, other, part.start)
+        missing = np.ones((len(part.row.prefix) - part.start, part.paths), bool)
         return np.array([slot, *spare], np.int32), np.concatenate([missing, part.below])
 
-    def settle(self, context: Context, row: Row, part: Part, start: int) -> None:
-        """Note what a slot's cells hold of a part that was computed, and free what is not noted.
-
-        Args:
-            context, row, part, start: as `branch`.
-        """
-        del start
+    def settle(self, context: Context, part: Part) -> None:
+        """Note what a slot's cells hold of a part that was computed, and free what is not noted."""
+        row = part.row
         slot = self.owner[row.prefix.sequence_id]
         chain = row.tokens[: row.chain_prefix if part.only else 0]
         if part.paths > 1 or not part.only:

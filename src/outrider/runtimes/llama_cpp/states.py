@@ -74,10 +74,9 @@ class StateTable(SlotTable):
             context.copy(source, index, -1)
         return start
 
-    def branch(
-        self, context: Context, row: Row, part: Part, start: int, spare: range
-    ) -> tuple[Ids, NDArray[np.bool_]]:
+    def branch(self, context: Context, part: Part, spare: range) -> tuple[Ids, NDArray[np.bool_]]:
         """Make the sequences of a part's paths; see `SlotTable.branch`."""
+        row, start = part.row, part.start
         index = self.owner[row.prefix.sequence_id]
         own, ahead, _ = self.sequences(index)
         places = np.arange(start, len(row.prefix))
@@ -93,13 +92,14 @@ class StateTable(SlotTable):
         ids = np.array([own, ahead, *spare], np.int32)
         return ids, np.concatenate([certain[:, None], below], 1)
 
-    def settle(self, context: Context, row: Row, part: Part, start: int) -> None:
+    def settle(self, context: Context, part: Part) -> None:
         """Note after which tokens a slot has states; see `SlotTable.settle`."""
+        row = part.row
         index = self.owner[row.prefix.sequence_id]
         path = row.tokens[part.nodes[part.below[:, 0]]]
         slot, known = self.slots[index], row.prefix.tokens[: row.settled]
         slot.ahead = np.concatenate([row.prefix.tokens, path])
-        if start > row.settled:
+        if part.start > row.settled:
             return
         slot.tokens = known
         if slot.saves:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
@@ -150,7 +149,15 @@ class TransformersModel(PagedModel):
         """What computes forwards: the model's twin, or the model as its user compiled it."""
         records = bool(self._layers)
         if records not in self._runs:
-            self._runs[records] = self._eager()
+            run: Run = self._given
+            if run is not self.hf_model and mixers(self.hf_model):
+                raise ModelError(
+                    f"{type(self.hf_model).__name__} has recurrent layers and was compiled; give "
+                    "the model that was compiled: its layers are run one by one"
+                )
+            if run is self.hf_model or records:
+                run = made_exact(twin(self.hf_model, records=records))
+            self._runs[records] = run
         return self._runs[records]
 
     @property
@@ -201,18 +208,6 @@ class TransformersModel(PagedModel):
         self._block_bytes = block_bytes(architecture.layers)
         self._state_bytes = 2 * architecture.state_bytes
 
-    def _eager(self) -> Run:
-        """Make what computes forwards; see `run`."""
-        run: Run = self._given
-        if run is not self.hf_model and mixers(self.hf_model):
-            raise ModelError(
-                f"{type(self.hf_model).__name__} has recurrent layers and was compiled; give the "
-                "model that was compiled: its layers are run one by one"
-            )
-        if run is self.hf_model or self._layers:
-            run = made_exact(twin(self.hf_model, records=bool(self._layers)))
-        return run
-
 
 def _uncompiled(given: Any) -> Any:
     """The model itself, or the one that `torch.compile` was given.
@@ -220,8 +215,7 @@ def _uncompiled(given: Any) -> Any:
     Raises:
         InvalidConfigError: it is no model of transformers.
     """
-    inner = dict(given.named_children()).get("_orig_mod") if isinstance(given, Module) else None
-    model = given if inner is None else inner
+    model = getattr(given, "_orig_mod", given)
     if not isinstance(model, PreTrainedModel):
         raise InvalidConfigError(
             "hf_model", given, "a transformers model (outrider.load takes paths and hub ids)"

@@ -86,7 +86,6 @@ class HybridCache(BlockCache, States):
     def forget(self) -> None:
         """Forget all sequences and checkpoints."""
         self._slots: dict[int, int] = {}
-        self._free = list(range(self._count))
         self._base: dict[int, int] = {}
         self.checkpoints = Checkpoints(self._count)
 
@@ -99,7 +98,7 @@ class HybridCache(BlockCache, States):
 
     def admit(self, name: int, known: Tokens) -> int:
         """Give a new sequence a slot, with the states of the last checkpoint in its tokens."""
-        self._slots[name] = self._free.pop()
+        self._slots[name] = min({*range(self._count)} - {*self._slots.values()})
         self._start(name, *self.checkpoints.use(known))
         return self._base[name]
 
@@ -138,9 +137,8 @@ class HybridCache(BlockCache, States):
     def release(self, names: Iterable[int]) -> None:
         """Give back the slots of sequences."""
         for name in names:
-            if name in self._slots:
-                self._free.append(self._slots.pop(name))
-                del self._base[name]
+            self._slots.pop(name, None)
+            self._base.pop(name, None)
 
     # What a forward computes.
 
