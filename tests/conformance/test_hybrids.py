@@ -103,9 +103,9 @@ def anywhere(cache: HybridCache, name: int, shared: int) -> int:
     return shared
 
 
-def unsaved(cache: HybridCache, name: int, checkpoint: Any) -> None:
-    START(cache, name, None)
-    cache._base[name] = len(checkpoint.tokens) if checkpoint else 0
+def unsaved(cache: HybridCache, name: int, base: int = 0, kept: Any = None) -> None:
+    del kept
+    START(cache, name, base)
 
 
 FOLD, START, TAPS, FOLDED = (

@@ -29,7 +29,7 @@ pytest.importorskip("gguf", reason="gguf writes the files of these tests")
 from gguf import GGMLQuantizationType
 
 from outrider.runtimes.llama_cpp import model as llama_cpp_model
-from outrider.runtimes.llama_cpp.forest import Part, Row, batch_of
+from outrider.runtimes.llama_cpp.forest import Part, batch_of
 from outrider.runtimes.llama_cpp.library import Batch, Context, Ids
 from outrider.runtimes.llama_cpp.model import LlamaCppModel
 from tests.support.gguf_files import ARCHITECTURES, HYBRIDS, gguf_model, write_gguf
@@ -194,7 +194,7 @@ def test_a_hybrid_computes_nothing_again_when_cells_of_finished_texts_are_freed(
     expected = reference.logits((*text[:129], *drafts))
     assert float((found.logits[0, 2] - expected).abs().max() / expected.abs().max()) < TOLERANCE
     assert model._cells == 512
-    assert not any(slot.length for slot in model._table.slots[:4])
+    assert not any(len(slot.tokens) for slot in model._table.slots[:4])
     assert max(counts) <= 4, counts
 
 
@@ -311,7 +311,7 @@ def test_an_exception_while_cells_are_made_leaves_nothing_wrong_behind(
 @pytest.fixture
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells are taken for those of the prefix, whatever was drafted."""
-    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(slot.length, len(prefix)))
+    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(len(slot.tokens), len(prefix)))
 
 
 @pytest.fixture
@@ -338,17 +338,19 @@ def test_a_runtime_that_keeps_rejected_drafts_fails_by_name(
     assert failed(found).keys() == {REJECTION}
 
 
-def by_one_id(row: Row, part: Part, start: int, ids: Ids, below: Any) -> Batch:
+def by_one_id(part: Part, ids: Ids, below: Any) -> Batch:
     """All tokens belong to one sequence, so that paths see each other."""
-    batch = batch_of(row, part, start, ids, below)
+    batch = batch_of(part, ids, below)
     size = len(batch.tokens)
     return replace(batch, counts=np.ones(size, np.int32), ids=np.full(size, ids[0], np.int32))
 
 
-def by_column(row: Row, part: Part, start: int, ids: Ids, below: Any) -> Batch:
+def by_column(part: Part, ids: Ids, below: Any) -> Batch:
     """A node stands at its column, whatever it follows."""
-    batch = batch_of(row, part, start, ids, below)
-    return replace(batch, positions=np.arange(start, start + len(batch.tokens), dtype=np.int32))
+    batch = batch_of(part, ids, below)
+    return replace(
+        batch, positions=np.arange(part.start, part.start + len(batch.tokens), dtype=np.int32)
+    )
 
 
 @pytest.mark.parametrize("fault", [by_one_id, by_column])
@@ -376,7 +378,7 @@ def test_a_stale_token_is_seen_in_quantised_weights(
     )
     target = LlamaCppModel(path, max_sequences=4)
     assert not failed(runtime_tier(lambda *_: None, target))
-    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(slot.length, len(prefix)))
+    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(len(slot.tokens), len(prefix)))
     assert REJECTION in failed(runtime_tier(lambda *_: None, target))
 
 

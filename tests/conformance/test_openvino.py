@@ -82,7 +82,7 @@ def test_keys_and_values_in_8_bits_pass_within_their_rounding(
 ) -> None:
     given = random_model(family).to(dtype)
     model = OpenVinoModel(given, cache_dir=folder, kv_dtype="uint8")
-    assert model._block_bytes() <= OpenVinoModel(given, cache_dir=folder)._block_bytes()
+    assert model._block_bytes <= OpenVinoModel(given, cache_dir=folder)._block_bytes
     assert "uint8 keys and values" in model.precision
     found = runtime_tier(lambda *_: None, model)
     assert not {finding.name: finding.detail for finding in found if not finding.passed}
@@ -383,7 +383,7 @@ def test_paths_that_find_no_room_are_computed_one_by_one_and_leave_none_taken(
 ) -> None:
     given = random_model("mistral").float()
     roomy = OpenVinoModel(given, cache_dir=folder)
-    memory = 4 * roomy._block_bytes()
+    memory = 4 * roomy._block_bytes
     model = OpenVinoModel(given, max_length=64, kv_cache_memory=memory, cache_dir=folder)
     tree, prefix = ([*range(6)], [0] * 6), Prefix(1, [i % 50 + 1 for i in range(40)])
     found, expected = (each.verify([prefix], proposal([tree])).logits for each in (model, roomy))

@@ -232,7 +232,7 @@ def test_states_before_and_after_new_tokens_are_kept_in_few_rows() -> None:
 
 def test_the_memory_of_states_is_bounded(folder: Path) -> None:
     target = runtime(hybrid("qwen3_5"), folder, max_sequences=2, max_length=120)
-    assert target._state_bytes() == ROWS_EACH * target._graph.state_bytes
+    assert target._state_bytes == ROWS_EACH * target._graph.state_bytes
     rows = target.states
     assert isinstance(rows, StateRows)
     text = [number * 7 % VOCAB for number in range(1, 81)]

@@ -280,7 +280,7 @@ class DraftContext:
         )
 
     def _deterministic_rows(self, device: torch.device) -> Tensor:
-        return sent(torch.from_numpy(self._deterministic), device)[:, None, None]
+        return sent(self._deterministic, device)[:, None, None]
 
     def _best_and_one(
         self, probs: Tensor, counts: Tensor, most: int, first: int, used: NDArray[np.bool_]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from ..errors import InvalidConfigError
 from ..runtimes.base import Cursor
-from ..runtimes.transformers.early_exit import layer_count
 from ..runtimes.transformers.model import TransformersModel
 from ..types.records import Prefix
 from .model import ModelDrafter
@@ -46,7 +45,7 @@ class EarlyExitDrafter(ModelDrafter):
         super().__init__(target)
         self._target = target
         self._run = target.first_layers(layers)
-        self.cost_ratio = layers / layer_count(target.hf_model)
+        self.cost_ratio = layers / target.hf_model.config.get_text_config().num_hidden_layers
 
     def _open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
         """Open the first layers at the end of the prefixes."""

@@ -134,7 +134,7 @@ def _merged(
     width = max(drawn.width, looked_up.width)
     rows = taken[:, None]
     tokens = torch.where(
-        sent(torch.from_numpy(rows), drawn.tokens.device),
+        sent(rows, drawn.tokens.device),
         pad(looked_up.tokens, (0, width - looked_up.width)),
         pad(drawn.tokens, (0, width - drawn.width)),
     )

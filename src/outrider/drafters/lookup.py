@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..config.validation import integers
@@ -181,7 +180,7 @@ def proposal_of(
         tokens[row, : len(candidate)] = candidate.tokens
         parents[row, : len(candidate)] = candidate.structure
         confidence[row, : len(candidate)] = candidate.confidence
-    drafted = sent(torch.from_numpy(tokens), ctx.device)
+    drafted = sent(tokens, ctx.device)
     return DraftProposal(
         drafted,
         lengths,

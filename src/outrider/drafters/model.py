@@ -157,7 +157,7 @@ class _SomeRows(Cursor):
     def __init__(self, cursor: Cursor, rows: NDArray[np.int64], count: int) -> None:
         self._cursor = cursor
         self._count = count
-        self._rows = sent(torch.from_numpy(rows), cursor.logits.device)
+        self._rows = sent(rows, cursor.logits.device)
 
     @property
     def logits(self) -> Tensor:

@@ -115,7 +115,7 @@ def _level(children: Children, counts: Tensor, number: int) -> _Level:
     # The draft model is fed padding: of a node's children the first one may always follow it.
     fed = torch.where(real, taken, follows * places)
     tokens = children.tokens.flatten(1).gather(1, fed)
-    rows = sent(torch.from_numpy(children.distribution_rows), tokens.device).gather(1, place)
+    rows = sent(children.distribution_rows, tokens.device).gather(1, place)
     probs = None if children.distributions is None else children.distributions.probs
     if probs is None:
         return _Level(tokens, follows, real, rows, None)
@@ -141,7 +141,7 @@ def _proposal(levels: Sequence[_Level], depth: NDArray[np.int64]) -> DraftPropos
     columns = np.argsort(~real, axis=1, kind="stable")[:, : lengths.max()]
     numbers = np.pad(real.cumsum(1), ((0, 0), (1, 0)))
     tokens = torch.cat([level.tokens for level in levels], 1)
-    tokens = tokens.gather(1, sent(torch.from_numpy(columns), tokens.device))
+    tokens = tokens.gather(1, sent(columns, tokens.device))
     parent, row = (np.take_along_axis(part, columns, 1) for part in structure[:2])
     return DraftProposal(
         tokens,

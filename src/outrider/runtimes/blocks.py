@@ -75,15 +75,11 @@ class BlockPool:
     Args:
         count: how many blocks there are.
         size: how many tokens each holds.
-
-    Attributes:
-        interrupted: set by its user while what it says may not be true.
     """
 
     def __init__(self, count: int, size: int = SIZE) -> None:
         self.count = count
         self.size = size
-        self.interrupted = False
         self.forget()
 
     def forget(self) -> None:
@@ -163,19 +159,6 @@ class BlockPool:
         for block in table.blocks:
             self._users[block] += 1
 
-    def missing(self, sequence_id: int, start: int, end: int) -> int:
-        """Return how many of the available blocks `extend` needs.
-
-        Args:
-            sequence_id: of the sequence; an unknown one has no blocks.
-            start: its first position that is to be written.
-            end: the position after the last one.
-        """
-        table = self._tables.get(sequence_id, _Table())
-        stays = self._stays(table, start, end)
-        given = sum(self._users[block] == 1 for block in table.blocks[stays:])
-        return self._reach(end) - stays - given
-
     def extend(self, sequence_id: int, start: int, end: int) -> list[BlockCopy]:
         """Make a sequence's positions from `start` to `end` its own, to be written.
 
@@ -187,15 +170,16 @@ class BlockPool:
         Raises:
             CacheFullError: other sequences use too many blocks.
         """
-        table, needed = self._tables[sequence_id], self.missing(sequence_id, start, end)
+        table, (first, kept) = self._tables[sequence_id], divmod(start, self.size)
+        stays = self._stays(table, start, end)
+        given = sum(self._users[block] == 1 for block in table.blocks[stays:])
+        needed = self._reach(end) - stays - given
         if needed > self.available:
             raise CacheFullError(
                 f"{end} tokens of sequence {sequence_id} need {needed} more blocks of {self.size} "
                 f"tokens, and {self.available} of {self.count} are left; release a finished "
                 "sequence first, or raise kv_cache_memory"
             )
-        first, kept = divmod(start, self.size)
-        stays = self._stays(table, start, end)
         source = table.blocks[first] if kept and stays == first else None
         # The one that is copied from goes last, so that it is taken last.
         self._give_back(table.blocks[stays:][::-1])
@@ -289,8 +273,7 @@ class BlockPool:
 
     def _note(self, block: int, entry: _Entry) -> None:
         """Make a block findable by what it holds."""
-        known = self._entries.get(block)
-        same = 0
+        known, same = self._entries.get(block), 0
         if known is not None and known.before == entry.before:
             same = common(known.tokens, entry.tokens)
         if known is not None and same < len(known.tokens):
@@ -302,9 +285,9 @@ class BlockPool:
 
     def _strike(self, block: int) -> None:
         """Let a block be found no longer."""
-        entry = self._entries.pop(block, None)
-        for count in range(1, 1 + len(() if entry is None else entry.tokens)):
-            assert entry is not None
+        if (entry := self._entries.pop(block, None)) is None:
+            return
+        for count in range(1, 1 + len(entry.tokens)):
             head = _head(entry.before, entry.tokens[:count])
             if self._heads.get(head) == block:
                 del self._heads[head]

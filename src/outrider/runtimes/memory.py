@@ -7,7 +7,6 @@ import logging
 import torch
 
 from ..errors import InvalidConfigError, missing
-from .blocks import SIZE
 
 with missing("psutil"):
     import psutil
@@ -19,15 +18,6 @@ _SHARE = 0.5
 
 _LEAST = 4
 """Blocks without which no draft can be verified."""
-
-
-_BESIDE = 4
-"""Blocks of a sequence for drafts, trees among them, beside those of its longest text."""
-
-
-def wanted(max_sequences: int, longest: int) -> int:
-    """Return how many blocks so many sequences of so many tokens may need, drafts included."""
-    return max_sequences * (longest // SIZE + _BESIDE)
 
 
 def affordable(

@@ -8,12 +8,10 @@ what they left is written over.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
-from threading import RLock
 from typing import Any, Self
 
 import numpy as np
@@ -21,20 +19,22 @@ import torch
 from torch import Tensor
 
 from ..config.validation import integer
-from ..errors import InvalidConfigError, ModelError, OutriderError
+from ..errors import InvalidConfigError, ModelError
 from ..types import trees
 from ..types.records import DraftProposal, HiddenStates, Prefix, TargetScores
 from ..types.transfer import sent
 from .base import Capabilities, Cursor, Found, PrefillProgress, Runtime, Watcher
-from .blocks import BlockCopy, BlockPool
+from .blocks import SIZE, BlockCopy, BlockPool
 from .flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, rows_of
 from .lengths import PREFILLED_ALONE, check_lengths
-from .memory import affordable, wanted
+from .memory import affordable
 from .paged_cursor import PagedCursor
 from .paths import by_paths, paths_to_nodes
 from .states import States
+from .whole import Whole
 
-_LOG = logging.getLogger(__name__)
+_BESIDE = 4
+"""Blocks of a sequence for drafts, trees among them, beside those of its longest text."""
 
 
 class PagedModel(Runtime):
@@ -42,6 +42,9 @@ class PagedModel(Runtime):
 
     _layers: tuple[int, ...] = ()
     """Whose hidden states it gives."""
+
+    _cache: Any
+    """Keys and values in blocks; has `copy_blocks`."""
 
     _watcher: Watcher | None = None
     """Who wants these."""
@@ -68,10 +71,10 @@ class PagedModel(Runtime):
         assert longest is not None
         self._capabilities = capabilities
         self.longest = longest
-        most = wanted(slots, longest)
+        most = slots * (longest // SIZE + _BESIDE)
         blocks = affordable(block_bytes, most, memory, capabilities.device, slots * state_bytes)
         self.pool = BlockPool(blocks)
-        self.lock = RLock()
+        self._whole = Whole()
         self._computed: dict[int, Computed] = {}
         self.states = States()
         self._chunk = chunk
@@ -110,9 +113,9 @@ class PagedModel(Runtime):
             run: computes it in place of the model, as its first layers do; None for the model.
         """
 
-    @abstractmethod
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the first tokens of blocks, one after the other."""
+        self._cache.copy_blocks(copies)
 
     def reset(self) -> None:
         """Forget all that was computed."""
@@ -121,9 +124,11 @@ class PagedModel(Runtime):
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is known of the blocks contradicts itself."""
-        wrong = self.pool.contradiction()
+        with self.whole():
+            wrong = self.pool.contradiction()
+            if self.pool.sequences != self._computed.keys():
+                wrong = "sequences with blocks and without"
         assert wrong is None, wrong
-        assert self.pool.sequences == self._computed.keys(), "sequences with blocks and without"
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Give back the blocks of sequences that will not be asked about again.
@@ -163,7 +168,7 @@ class PagedModel(Runtime):
         mask = None if parents is None else trees.ancestor_mask(parents)
         longest = lengths if parents is None else trees.longest_paths(parents, lengths)
         check_lengths(prefixes, longest.tolist(), self.longest)
-        ancestors = None if mask is None else sent(torch.from_numpy(mask), self.device)
+        ancestors = None if mask is None else sent(mask, self.device)
         with self.whole():
             batch, cached = self._entered(prefixes, proposal.tokens, lengths, ancestors)
             logits, states = outputs = self.forward(batch)
@@ -236,29 +241,17 @@ class PagedModel(Runtime):
 
     def drop_last(self, prefix: Prefix) -> Computed:
         """Note that a prefix's last token has to be computed again; return what is left."""
-        known = self._computed[prefix.sequence_id].tokens[: len(prefix) - 1]
-        self._computed[prefix.sequence_id] = Computed(known)
-        return self._computed[prefix.sequence_id]
+        self._computed[prefix.sequence_id] = left = Computed(prefix.tokens[:-1])
+        return left
 
     def holds(self, prefixes: Sequence[Prefix], held: Sequence[Computed]) -> bool:
         """Whether of these sequences nothing was computed since this was all."""
         found = [self._computed.get(prefix.sequence_id) for prefix in prefixes]
         return all(one is other for one, other in zip(found, held, strict=True))
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self) -> AbstractContextManager[None]:
         """Make a call whole before the next; what an interrupted one left is forgotten."""
-        with self.lock:
-            if self.pool.interrupted:
-                _LOG.warning("a call was interrupted: what was computed is computed anew")
-                self._forget()
-            self.pool.interrupted = True
-            try:
-                yield
-            except OutriderError:
-                self.pool.interrupted = False
-                raise
-            self.pool.interrupted = False
+        return self._whole.call(self._forget)
 
     def _forget(self) -> None:
         self._computed.clear()
@@ -338,9 +331,7 @@ class PagedModel(Runtime):
         self.states.fold([prefix.sequence_id for prefix in prefixes], starts)
         for prefix, start, count in zip(prefixes, starts, more.tolist(), strict=True):
             name = prefix.sequence_id
-            copies = self.pool.extend(name, start, len(prefix) + count)
-            if copies:
-                self.copy_blocks(copies)
+            self.copy_blocks(self.pool.extend(name, start, len(prefix) + count))
             self._computed[name] = Computed(prefix.tokens[:start])
             tables.append(list(self.pool.blocks(name)))
         return tables
@@ -375,13 +366,13 @@ class PagedModel(Runtime):
         draft = within - missing[row]
         before = (np.cumsum(missing) - missing)[row]
         index = np.where(draft < 0, before + within, len(known) + row * width + draft)
-        tokens = sent(torch.from_numpy(known), self.device)
-        positions = sent(torch.from_numpy(past[row] + within), self.device)
+        tokens = sent(known, self.device)
+        positions = sent(past[row] + within, self.device)
         if lengths.any():
-            of = sent(torch.from_numpy(index), self.device)
+            of = sent(index, self.device)
             tokens = torch.cat([tokens, drafts.flatten()])[of]
             if ancestors is not None:
-                ends = sent(torch.from_numpy(past + missing - 1), self.device)
+                ends = sent(past + missing - 1, self.device)
                 nodes = (ends[:, None] + ancestors.sum(2)).flatten()
                 known_only = positions.new_zeros(len(known))
                 node = torch.cat([known_only, nodes])[of]

@@ -71,7 +71,7 @@ class PagedCursor(Cursor):
         with model.whole():
             self._check(self._nodes is None)
             tables = self._tables(past, past + 1)
-            positions = sent(torch.from_numpy(past.clip(max=model.longest - 1)), model.device)
+            positions = sent(past.clip(max=model.longest - 1), model.device)
             ids = [prefix.sequence_id for prefix in self._prefixes]
             batch = FlatBatch(tokens, positions, ids, past, one, 0 * one, tables)
             self._logits = model.forward(batch, self._run).logits[:, 0]

@@ -25,13 +25,14 @@ Path = NDArray[np.int64]
 """Columns of drafts that follow one another."""
 
 
-def paths_to_leaves(batch: FlatBatch, row: int) -> list[Path]:
-    """List the columns that lead to each leaf, the path with most of the leading ones first."""
-    assert batch.ancestors is not None
-    drafted = int(batch.drafted[row])
-    mask = batch.ancestors[row, :drafted, :drafted].numpy()
-    leaves = np.flatnonzero(mask.sum(0) == 1)
-    paths = [np.flatnonzero(mask[leaf]) for leaf in leaves.tolist()] or [np.empty(0, np.int64)]
+def paths_to_leaves(ancestors: NDArray[np.bool_]) -> list[Path]:
+    """List the columns that lead to each leaf, the path with most of the leading ones first.
+
+    Args:
+        ancestors: whether column j of a row is column i or one that it follows, [n, n] by (i, j).
+    """
+    leaves = np.flatnonzero(ancestors.sum(0) == 1)
+    paths = list(map(np.flatnonzero, ancestors[leaves])) or [np.empty(0, np.int64)]
     return sorted(paths, key=lambda path: -int((path == np.arange(len(path))).sum()))
 
 
@@ -99,7 +100,10 @@ def by_paths(
         model.pool.release(others, discard=True)
         model.states.release(others)
     if outputs is None:
-        outputs = _blank(batch, computed)
+        logits, hidden = computed
+        shape = len(batch.tables), batch.width + 1, logits.shape[2]
+        made = None if hidden is None else hidden.new_zeros(len(batch.tokens), *hidden.shape[1:])
+        outputs = Outputs(logits.new_zeros(shape), made)
     ends = np.cumsum(batch.missing[rows] + lengths)
     for place, (row, path, _) in reversed(list(enumerate(found))):
         outputs.logits[row, np.append(0, path + 1)] = computed.logits[place, : len(path) + 1]
@@ -114,12 +118,3 @@ def _tokens(batch: FlatBatch, row: int, path: Path) -> NDArray[np.int64]:
     missing = int(batch.missing[row])
     tokens: NDArray[np.int64] = batch.begins[row] + np.append(np.arange(missing), missing + path)
     return tokens
-
-
-def _blank(batch: FlatBatch, like: Outputs) -> Outputs:
-    """Outputs of a batch that hold zeros."""
-    logits, hidden = like
-    made = logits.new_zeros(len(batch.tables), batch.width + 1, logits.shape[2])
-    if hidden is None:
-        return Outputs(made)
-    return Outputs(made, hidden.new_zeros(len(batch.tokens), *hidden.shape[1:]))

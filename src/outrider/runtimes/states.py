@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
-
-import numpy as np
+from typing import Any, Generic, TypeVar
 
 from .blocks import BlockPool, Tokens
 
@@ -17,18 +14,25 @@ class States:
     """Nothing: what blocks hold is all that a model needs. The base of those that keep more.
 
     Attributes:
-        recurrent: whether there are states, which cannot be cut back to any earlier token.
+        checkpoints: of recurrent states, which cannot be cut back to any earlier token; None for a
+            model without.
     """
 
-    recurrent = False
+    checkpoints: Checkpoints[Any] | None = None
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether there are recurrent states."""
+        return self.checkpoints is not None
 
     def forget(self) -> None:
         """Forget all sequences."""
 
     def findable(self, known: Tokens, pool: BlockPool) -> Tokens:
-        """Return the first of some tokens, found in blocks, that a sequence can go on from."""
-        del pool
-        return known
+        """Return the first of some tokens, up to the last checkpoint that blocks reach if any."""
+        if self.checkpoints is None:
+            return known
+        return known[: self.checkpoints.find(known[: pool.find(known)[1]])]
 
     def admit(self, name: int, known: Tokens) -> int:
         """Take a new sequence, of which blocks hold these tokens; return how many it has."""
@@ -53,14 +57,6 @@ class States:
         """Forget sequences; unknown ones are passed over."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint(Generic[Kept]):
-    """What is kept of a state after some tokens."""
-
-    tokens: Tokens
-    kept: Kept
-
-
 class Checkpoints(Generic[Kept]):
     """States at the ends of prompts and texts, the one that was of use last last.
 
@@ -70,34 +66,27 @@ class Checkpoints(Generic[Kept]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._all: list[Checkpoint[Kept]] = []
+        self._all: dict[bytes, Kept] = {}
 
-    def find(self, known: Tokens) -> Checkpoint[Kept] | None:
-        """Find the one after most of some tokens."""
-        fitting = [
-            each
-            for each in self._all
-            if len(each.tokens) <= len(known)
-            and np.array_equal(each.tokens, known[: len(each.tokens)])
-        ]
-        return max(fitting, key=lambda each: len(each.tokens), default=None)
+    def find(self, known: Tokens) -> int:
+        """Return after how many of some tokens the last one is; 0 if there is none."""
+        line = known.tobytes()
+        return max(map(len, filter(line.startswith, self._all)), default=0) // known.itemsize
 
-    def findable(self, known: Tokens, pool: BlockPool) -> Tokens:
-        """Return the first of some tokens, up to the last checkpoint that blocks reach."""
-        found = self.find(known[: pool.find(known)[1]])
-        return known[: 0 if found is None else len(found.tokens)]
-
-    def use(self, known: Tokens) -> Checkpoint[Kept] | None:
-        """Find the one after most of some tokens, and let it go last."""
-        found = self.find(known)
-        if found is not None:
-            self._all = [*(each for each in self._all if each is not found), found]
-        return found
+    def use(self, known: Tokens) -> tuple[int, Kept | None]:
+        """Find as `find` does, and let it go last; return what was kept there as well."""
+        count = self.find(known)
+        if not count:
+            return 0, None
+        key = known[:count].tobytes()
+        self._all[key] = kept = self._all.pop(key)
+        return count, kept
 
     def add(self, tokens: Tokens, kept: Kept) -> list[Kept]:
         """Add one; return what was kept of those that go."""
-        same = [each for each in self._all if np.array_equal(each.tokens, tokens)]
-        others = [each for each in self._all if each not in same]
-        every = [*others, Checkpoint(tokens.copy(), kept)]
-        self._all = every[-self._most :]
-        return [each.kept for each in (*same, *every[: -self._most])]
+        key = tokens.tobytes()
+        gone = [self._all.pop(key)] if key in self._all else []
+        self._all[key] = kept
+        while len(self._all) > self._most:
+            gone.append(self._all.pop(next(iter(self._all))))
+        return gone

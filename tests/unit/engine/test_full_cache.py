@@ -29,7 +29,7 @@ def model_of(blocks: int | None, seed: int = 0) -> TransformersModel:
     model = TransformersModel(random_model("llama", seed), max_sequences=4)
     if blocks is None:
         return model
-    memory = blocks * model._block_bytes()
+    memory = blocks * model._block_bytes
     return TransformersModel(model.hf_model, max_sequences=4, kv_cache_memory=memory)
 
 

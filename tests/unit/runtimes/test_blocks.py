@@ -35,15 +35,13 @@ class Machine(RuleBasedStateMachine):
     def _write(self, name: int, tokens: list[int], start: int, drafted: list[int]) -> None:
         """Compute what is not known, as a runtime does; a full pool changes nothing."""
         before = {other: list(self.pool.blocks(other)) for other in self.known}
-        needed = self.pool.missing(name, start, len(tokens) + len(drafted))
-        fits = needed <= self.pool.available
+        available, needed = self.pool.available, -(-(len(tokens) + len(drafted)) // SIZE)
         try:
             copies = self.pool.extend(name, start, len(tokens) + len(drafted))
         except CacheFullError:
-            assert not fits
+            assert needed > available
             assert before == {other: list(self.pool.blocks(other)) for other in self.known}
             return
-        assert fits
         for copy in copies:
             self.stored[copy.target][: copy.tokens] = self.stored[copy.source][: copy.tokens]
         blocks = self.pool.blocks(name)

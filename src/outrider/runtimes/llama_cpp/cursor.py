@@ -33,7 +33,6 @@ class GgufCursor(Cursor):
         self._model = model
         self._prefixes = list(prefixes)
         self._certain = [len(prefix) for prefix in prefixes]
-        self._steps = 0
         self._logits = self._computed(prefixes)
 
     @property
@@ -51,13 +50,13 @@ class GgufCursor(Cursor):
         """
         most = self._model.max_length or 0
         if min(map(len, self._prefixes)) >= most:
-            raise overfed(self._steps + 1, most)
+            raise overfed(1 + most - min(self._certain), most)
         longer = [
             prefix.extended([token]) if len(prefix) < most else prefix
             for prefix, token in zip(self._prefixes, tokens.tolist(), strict=True)
         ]
         self._logits = self._computed(longer)
-        self._prefixes, self._steps = longer, self._steps + 1
+        self._prefixes = longer
         return self._logits
 
     def _computed(self, prefixes: Sequence[Prefix]) -> Tensor:
@@ -67,6 +66,5 @@ class GgufCursor(Cursor):
             Row(prefix, none, none, certain)
             for prefix, certain in zip(prefixes, self._certain, strict=True)
         ]
-        with self._model.lock:
-            logits, _ = self._model.compute(rows, 1)
+        logits, _ = self._model.compute(rows, 1)
         return torch.from_numpy(logits)[:, 0]

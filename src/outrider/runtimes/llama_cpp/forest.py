@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ...types import trees
 from ...types.records import Prefix
+from ..paths import paths_to_leaves
 from .library import Batch, Ids
 
 Tokens = NDArray[np.int64]
@@ -45,25 +46,25 @@ class Row:
         return int(np.logical_and.accumulate(straight).sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Part:
     """Some paths of a row that are computed in one forward.
 
     Attributes:
-        row: its place among the rows.
+        row: what it is of.
+        start: the first token of the row's prefix that is not in cells.
         nodes: the columns of the tokens on these paths, int64 [k].
         depths: how many tokens lead to each, itself included, int64 [k].
         below: whether each path goes through each token, bool [k, paths]; the first path is the one
             that begins with the row's chain prefix.
-        wanted: whether logits after each are asked for, bool [k].
         only: whether the row has no other part.
     """
 
-    row: int
+    row: Row
+    start: int
     nodes: Tokens
     depths: Tokens
     below: NDArray[np.bool_]
-    wanted: NDArray[np.bool_]
     only: bool
 
     @property
@@ -72,51 +73,33 @@ class Part:
         return int(self.below.shape[1])
 
 
-def parts(index: int, row: Row, most: int) -> Iterator[Part]:
+def parts(row: Row, start: int, most: int) -> Iterator[Part]:
     """Split a row into parts of at most so many paths: one part if it is a chain."""
-    size = len(row.tokens)
-    if row.chain_prefix == size:
-        every, whole = np.arange(size, dtype=np.int64), np.ones((size, 1), bool)
-        yield Part(index, every, every + 1, whole, whole[:, 0], only=True)
-        return
-    ancestors = trees.ancestor_mask(row.parents[None])[0]
-    inner = np.isin(np.arange(1, size + 1), row.parents)
-    leaves = np.flatnonzero(~inner)
-    if row.chain_prefix:
-        # Paths through the chain prefix first: what is kept of the row stands on the first.
-        leaves = leaves[np.argsort(~ancestors[leaves, row.chain_prefix - 1], kind="stable")]
-    fresh = np.ones(size, bool)
-    for first in range(0, len(leaves), most):
-        below = ancestors[leaves[first : first + most]].T
+    columns, ancestors = np.arange(len(row.tokens)), trees.ancestor_mask(row.parents[None])[0]
+    # What is kept of the row stands on the first path.
+    paths = paths_to_leaves(ancestors)
+    for first in range(0, len(paths), most):
+        below = np.stack([np.isin(columns, path) for path in paths[first : first + most]], 1)
         nodes = np.flatnonzero(below.any(1))
-        yield Part(
-            index,
-            nodes,
-            ancestors[nodes].sum(1),
-            below[nodes],
-            fresh[nodes],
-            only=len(leaves) <= most,
-        )
-        fresh[nodes] = False
+        depths = ancestors[nodes].sum(1)
+        yield Part(row, start, nodes, depths, below[nodes], only=len(paths) <= most)
 
 
-def batch_of(row: Row, part: Part, start: int, ids: Ids, below: NDArray[np.bool_]) -> Batch:
+def batch_of(part: Part, ids: Ids, below: NDArray[np.bool_]) -> Batch:
     """Make the batch of a part, with what its prefix misses.
 
     Args:
-        row: the part's.
         part: what is computed.
-        start: the first token of the prefix that is not in cells.
         ids: sequences, int32 [n].
         below: whether each missing token, and each of the part, belongs to them, bool [k, n].
     """
-    length = len(row.prefix)
+    row, start, length = part.row, part.start, len(part.row.prefix)
     missing = row.prefix.tokens[start:]
-    lead = np.arange(start + 1, length + 1) == length
+    wanted = np.arange(start + 1, length + 1 + len(part.nodes)) >= length
     return Batch(
         np.concatenate([missing, row.tokens[part.nodes]]).astype(np.int32),
         np.concatenate([np.arange(start, length), length - 1 + part.depths]).astype(np.int32),
         below.sum(1, dtype=np.int32),
         ids[below.nonzero()[1]],
-        np.concatenate([lead, part.wanted]).astype(np.int8),
+        wanted.astype(np.int8),
     )

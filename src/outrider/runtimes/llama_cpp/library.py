@@ -192,8 +192,6 @@ class Batch:
     @staticmethod
     def joined(batches: list[Batch]) -> Batch:
         """Put batches behind one another."""
-        if len(batches) == 1:
-            return batches[0]
         return Batch(
             *(
                 np.concatenate([getattr(batch, name) for batch in batches])
@@ -294,7 +292,6 @@ class Context:
         width = batch.ids.itemsize
         owners = batch.ids.ctypes.data + width * (ends - batch.counts.astype(np.uintp))
         int32 = ctypes.POINTER(ctypes.c_int32)
-        self.sound = False
         status = llama_cpp.llama_decode(
             self._handle,
             llama_cpp.llama_batch(

@@ -9,11 +9,11 @@ about is computed anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import RLock
 from typing import Literal, Self, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
 from ..base import Capabilities, Found, PrefillProgress, Runtime, rounding_of
 from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
+from ..whole import Whole
 from .cursor import GgufCursor
 from .forest import Part, Row, batch_of, parts
 from .library import (
@@ -136,7 +137,7 @@ class LlamaCppModel(Runtime):
         self._settings = replace(self._settings, ids=min(MAX_IDS, self._first_path + paths))
         self._cells = min(_CELLS, self._most_cells or _CELLS)
         self._context: Context | None = None
-        self.lock = RLock()
+        self._whole = Whole()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -177,7 +178,8 @@ class LlamaCppModel(Runtime):
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is known of the slots contradicts itself, or the cells."""
-        wrong = self._table.contradiction(self._cells, self._open_context())
+        with self.whole():
+            wrong = self._table.contradiction(self._cells, self._open_context())
         assert wrong is None, wrong
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
@@ -185,10 +187,10 @@ class LlamaCppModel(Runtime):
 
         With `discard`, their cells are freed at once, so that no other sequence shares them.
         """
-        with self.lock:
-            freed = self._table.release(sequence_ids, discard=discard)
-            for index in freed if discard else ():
-                self._clear(index)
+        with self.whole():
+            freed = self._table.release(sequence_ids)
+            if discard:
+                self._clear(freed)
 
     def fresh(self, max_sequences: int) -> Self:
         """Make a runtime over the same weights with `max_sequences` empty slots of its own."""
@@ -198,10 +200,18 @@ class LlamaCppModel(Runtime):
 
     def reset(self) -> None:
         """Forget all that was computed."""
-        with self.lock:
-            self._table.forget()
-            for sequence in range(self._settings.ids):
-                self._open_context().cut(sequence, 0)
+        with self.whole():
+            self._forget()
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Make a call whole before the next; what an interrupted one left is forgotten."""
+        return self._whole.call(self._forget)
+
+    def _forget(self) -> None:
+        self._table.forget()
+        context, self._context = self._context, None
+        if context is not None:
+            context.close()
 
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Compute logits [B, N + 1, V] after each prefix and each of its drafted tokens.
@@ -217,8 +227,7 @@ class LlamaCppModel(Runtime):
                 zip(prefixes, proposal.lengths.tolist(), strict=True)
             )
         ]
-        with self.lock:
-            logits, cached = self.compute(rows, proposal.width + 1)
+        logits, cached = self.compute(rows, proposal.width + 1)
         return TargetScores(torch.from_numpy(logits), cached)
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> GgufCursor:
@@ -228,7 +237,7 @@ class LlamaCppModel(Runtime):
     def compute(
         self, rows: Sequence[Row], width: int
     ) -> tuple[NDArray[np.float32], tuple[int, ...]]:
-        """Compute the logits that rows ask for. The caller holds the lock.
+        """Compute the logits that rows ask for.
 
         Returns:
             Logits [B, width, V], zeros where none are asked for, and how many tokens of each new
@@ -240,12 +249,13 @@ class LlamaCppModel(Runtime):
         deepest = [int(trees.node_depths(row.parents[None]).max()) for row in rows]
         check_lengths([row.prefix for row in rows], deepest, self.max_length or 0)
         cached: dict[int, int] = {}
-        logits = self._with_room(partial(self._attempt, rows, width, cached))
+        with self.whole():
+            logits = self._with_room(partial(self._attempt, rows, width, cached))
         return logits, tuple(cached[row.prefix.sequence_id] for row in rows)
 
     def lookup(self, prefix: Prefix) -> Found:
         """Say what a new sequence would find; see `Runtime.lookup`."""
-        with self.lock:
+        with self.whole():
             return Found(self._table.computed(prefix))
 
     def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
@@ -260,7 +270,7 @@ class LlamaCppModel(Runtime):
                 start = self._prefill(prefix, start, stop)
             return start
 
-        with self.lock:
+        with self.whole():
             start = self._with_room(attempt)
         return PrefillProgress(len(prefix) - 1 - start, cached[prefix.sequence_id])
 
@@ -275,25 +285,22 @@ class LlamaCppModel(Runtime):
     def _attempt(
         self, rows: Sequence[Row], width: int, cached: dict[int, int]
     ) -> NDArray[np.float32]:
-        for path in range(self._first_path, self._settings.ids):
-            if self._open_context().length(path):
-                self._open_context().cut(path, 0)  # an interrupted call left it
         starts = [self._enter(row, len(rows) == 1, cached) for row in rows]
         logits = np.zeros((len(rows), width, self.vocab_size), np.float32)
         paths = self._settings.ids - self._first_path
-        together: list[Part] = []
+        together: dict[int, Part] = {}
         for index, row in enumerate(rows):
-            for part in parts(index, row, 1 + paths):
-                extra = sum(each.paths - 1 for each in together) + part.paths - 1
-                again = bool(together) and together[-1].row == index
+            for part in parts(row, starts[index], 1 + paths):
+                extra = sum(each.paths - 1 for each in together.values()) + part.paths - 1
+                again = index in together
                 if extra > paths or again:
-                    self._forward(rows, starts, together, logits)
-                    together = []
+                    self._forward(together, logits)
+                    together = {}
                 if again:
-                    starts[index] = self._enter(row, len(rows) == 1, cached)
-                together.append(part)
+                    part.start = self._enter(row, len(rows) == 1, cached)
+                together[index] = part
         if together:
-            self._forward(rows, starts, together, logits)
+            self._forward(together, logits)
         return logits
 
     def _enter(self, row: Row, alone: bool, cached: dict[int, int]) -> int:
@@ -306,7 +313,7 @@ class LlamaCppModel(Runtime):
     def _placed(self, row: Row, cached: dict[int, int]) -> int:
         """Find or make room for a row; return how many tokens of its prefix are computed."""
         name = row.prefix.sequence_id
-        known = self._table.index_of(name) is not None
+        known = name in self._table.owner
         start = self._table.enter(self._open_context(), row)
         cached.setdefault(name, 0 if known else start)
         return start
@@ -314,65 +321,42 @@ class LlamaCppModel(Runtime):
     def _prefill(self, prefix: Prefix, start: int, end: int) -> int:
         """Compute a chunk of a prefix from `start` on, `end` at most; return where it ends."""
         slot, stop = self._table.owner[prefix.sequence_id], min(end, start + self._settings.chunk)
-        self._table.begin(slot)
-        try:
-            self._open_context().compute(Batch.chain(prefix.tokens[start:stop], start, slot))
-        except NoRoom:
-            self._table.hold(slot, prefix.tokens[:start])
-            raise
+        self._open_context().compute(Batch.chain(prefix.tokens[start:stop], start, slot))
         # At once, so that the next rows may share it.
         self._table.hold(slot, prefix.tokens[:stop])
         return stop
 
-    def _forward(
-        self,
-        rows: Sequence[Row],
-        starts: list[int],
-        together: list[Part],
-        logits: NDArray[np.float32],
-    ) -> None:
-        """Compute parts of different rows in one forward, and write their logits."""
+    def _forward(self, together: dict[int, Part], logits: NDArray[np.float32]) -> None:
+        """Compute parts, by the places of their rows, in one forward, and write their logits."""
         context, spare = self._open_context(), self._first_path
-        batches = []
-        for part in together:
-            row, start = rows[part.row], starts[part.row]
-            extra = range(spare, spare + part.paths - 1)
-            ids, below = self._table.branch(context, row, part, start, extra)
-            batches.append(batch_of(row, part, start, ids, below))
-            spare += len(extra)
+        batches, place = [], 0
         try:
-            found, place = context.compute(Batch.joined(batches)), 0
-        except NoRoom:
-            self._hold_again(rows, starts, together)
-            raise
-        for part in together:
-            row = rows[part.row]
-            nodes = np.concatenate([[0], part.nodes[part.wanted] + 1])
-            logits[part.row, nodes] = found[place : place + len(nodes)]
-            place += len(nodes)
-            self._table.settle(context, row, part, starts[part.row])
-        for path in range(self._first_path, spare):
-            context.cut(path, 0)
+            for part in together.values():
+                extra = range(spare, spare + part.paths - 1)
+                spare = extra.stop
+                ids, below = self._table.branch(context, part, extra)
+                batches.append(batch_of(part, ids, below))
+            found = context.compute(Batch.joined(batches))
+            for index, part in together.items():
+                nodes = np.append(0, part.nodes + 1)
+                logits[index, nodes] = found[place : place + len(nodes)]
+                place += len(nodes)
+                self._table.settle(context, part)
+        finally:
+            for path in range(self._first_path, spare):
+                context.cut(path, 0)
 
-    def _hold_again(self, rows: Sequence[Row], starts: list[int], together: list[Part]) -> None:
-        """Note that slots hold what they held before parts that no cells were found for."""
-        for part in together:
-            row, start = rows[part.row], starts[part.row]
-            if start <= row.settled:
-                slot = self._table.owner[row.prefix.sequence_id]
-                self._table.hold(slot, row.prefix.tokens[:start])
-
-    def _clear(self, index: int) -> None:
-        """Free what the sequences of a slot hold."""
-        for sequence in self._table.sequences(index):
-            self._open_context().cut(sequence, 0)
+    def _clear(self, indices: Iterable[int]) -> None:
+        """Free slots, and what their sequences hold."""
+        for index in indices:
+            self._table.slots[index] = self._table.empty_slot()
+            for sequence in self._table.sequences(index):
+                self._open_context().cut(sequence, 0)
 
     def _open_context(self) -> Context:
         """Return the context; make it if there is none, or none whose cells can be relied on."""
         if self._context is not None and not self._context.sound:
-            self._table.forget()
-            broken, self._context = self._context, None
-            broken.close()
+            self._forget()
         if self._context is None:
             self._context = Context(self._weights, self._settings, self._cells)
         return self._context
@@ -386,24 +370,16 @@ class LlamaCppModel(Runtime):
             if slot.sequence_id is None and any(map(context.length, self._table.sequences(index)))
         ]
         if idle:
-            self._table.empty(idle)
-            for index in idle:
-                self._clear(index)
+            self._clear(idle)
             return
         if self._most_cells and 2 * self._cells > self._most_cells:
             raise ModelError(
                 f"all {self._cells} tokens of the context are in use, and this model computes "
                 "differently in a longer one; release sequences, or ask for fewer at once"
             )
-        self._table.forget()
-        self._context = None
-        context.close()
+        self._forget()
+        self._context = Context(self._weights, self._settings, 2 * self._cells)
         self._cells *= 2
-        try:
-            self._open_context()
-        except ModelError:
-            self._cells //= 2
-            raise
 
     def _refuse_uncuttable(self) -> None:
         """Raise ModelError if what was computed cannot be cut back."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from .library import Context, Ids
 _NONE: Tokens = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Slot:
     """One of llama.cpp's sequences.
 
@@ -36,29 +36,9 @@ class Slot:
     sequence_id: int | None = None
     last_used: int = 0
 
-    @property
-    def length(self) -> int:
-        """How many cells hold something that a prefix may name."""
-        return len(self.tokens)
-
     def shared(self, prefix: Tokens) -> int:
         """Find how many leading tokens of `prefix` the cells hold."""
         return common(self.tokens, prefix)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a sequence lives, how much of its prefix is computed, and what to copy first.
-
-    Attributes:
-        slot: its row of the cache.
-        shared: how many leading tokens of its prefix need not be computed.
-        donor: the slot that they stand in, the same one or another.
-    """
-
-    slot: int
-    shared: int
-    donor: int
 
 
 class SlotTable:
@@ -68,33 +48,22 @@ class SlotTable:
         count: how many slots there are.
 
     Attributes:
-        slots: the whole state. Every change is one assignment of a new tuple, so that an interrupt
-            leaves the table as it was or as it is to be.
+        slots: in their order.
     """
 
     sequences_each = 1
     """How many of llama.cpp's sequences a slot has."""
 
-    empty_slot = Slot()
+    empty_slot: type[Slot] = Slot
 
     def __init__(self, count: int) -> None:
-        self.slots: tuple[Slot, ...] = (self.empty_slot,) * count
-        # Where sequences were when they were last looked for, which `slots` may have outdated.
-        self._found: dict[int, int] = {}
+        self.slots = [self.empty_slot() for _ in range(count)]
         self._placements = 0
 
     @property
     def owner(self) -> dict[int, int]:
         """The slot of each live sequence."""
         return {s.sequence_id: i for i, s in enumerate(self.slots) if s.sequence_id is not None}
-
-    def index_of(self, sequence_id: int) -> int | None:
-        """Return the slot of a sequence; None if it has none."""
-        index = self._found.get(sequence_id)
-        if index is None or self.slots[index].sequence_id != sequence_id:
-            self._found = self.owner
-            index = self._found.get(sequence_id)
-        return index
 
     def sequences(self, index: int) -> range:
         """Return llama.cpp's sequences of a slot; the first is the slot's own."""
@@ -106,78 +75,66 @@ class SlotTable:
         Raises:
             ModelError: see `place`.
         """
-        placement = self.place(row.prefix)
-        slot, start = placement.slot, placement.shared
+        slot, start, donor = self.place(row.prefix)
         # With sliding windows llama.cpp takes cells that are behind the window of a sequence's last
         # token for others. Tokens that are cut back to may see further.
-        if context.first(placement.donor) > max(0, start - context.window + 1):
+        if context.first(donor) > max(0, start - context.window + 1):
             start = 0
-        if placement.donor == slot:
+        if donor == slot:
             context.cut(slot, start)
         else:
             context.cut(slot, 0)
-            context.copy(placement.donor, slot, start)
+            context.copy(donor, slot, start)
         self.hold(slot, row.prefix.tokens[:start])
         return start
 
-    def begin(self, index: int) -> None:
-        """Note that a slot is to be computed: cells stay what they are if that fails."""
-
-    def branch(
-        self, context: Context, row: Row, part: Part, start: int, spare: range
-    ) -> tuple[Ids, NDArray[np.bool_]]:
+    def branch(self, context: Context, part: Part, spare: range) -> tuple[Ids, NDArray[np.bool_]]:
         """Make the sequences of a part's paths.
 
         Args:
             context: they are in.
-            row: the part's.
             part: what is computed.
-            start: the first token of the prefix that is not in cells.
             spare: sequences for its paths but the first.
 
         Returns:
             Sequences int32 [n], and whether each missing token of the prefix and each token of the
             part belongs to them, bool [k, n].
         """
-        slot = self.owner[row.prefix.sequence_id]
+        slot = self.owner[part.row.prefix.sequence_id]
         for other in spare:
-            context.copy(slot, other, start)
-        missing = np.ones((len(row.prefix) - start, part.paths), bool)
+            context.copy(slot, other, part.start)
+        missing = np.ones((len(part.row.prefix) - part.start, part.paths), bool)
         return np.array([slot, *spare], np.int32), np.concatenate([missing, part.below])
 
-    def settle(self, context: Context, row: Row, part: Part, start: int) -> None:
-        """Note what a slot's cells hold of a part that was computed, and free what is not noted.
-
-        Args:
-            context, row, part, start: as `branch`.
-        """
-        del start
+    def settle(self, context: Context, part: Part) -> None:
+        """Note what a slot's cells hold of a part that was computed, and free what is not noted."""
+        row = part.row
         slot = self.owner[row.prefix.sequence_id]
         chain = row.tokens[: row.chain_prefix if part.only else 0]
         if part.paths > 1 or not part.only:
             context.cut(slot, len(row.prefix) + len(chain))
         self.hold(slot, np.concatenate([row.prefix.tokens, chain]))
 
-    def place(self, prefix: Prefix) -> Placement:
+    def place(self, prefix: Prefix) -> tuple[int, int, int]:
         """Find the slot of a sequence, an idle one if it is new, and cut it to what is shared.
 
         All but the last token of the prefix may count as shared: its logits are always computed.
-        The slot holds these cells from here on, or none if another slot is the donor, until `hold`
-        says that they were copied.
+
+        Returns:
+            The slot; how many leading tokens need not be computed; and the slot that they stand in,
+            the same one or another.
 
         Raises:
             ModelError: the sequence is new and every slot is live.
         """
         known = prefix.tokens[:-1]
-        index = self.index_of(prefix.sequence_id)
-        donor = index
-        if index is None or donor is None:
+        index = donor = self.owner.get(prefix.sequence_id, -1)
+        if index < 0:
             index, donor = self._room(prefix.sequence_id, known)
         shared = self.slots[donor].shared(known)
         self._placements += 1
-        kept = known[: shared if donor == index else 0]
-        self._set(index, Slot(kept, sequence_id=prefix.sequence_id, last_used=self._placements))
-        return Placement(index, shared, donor)
+        self.slots[index] = Slot(known[:shared], prefix.sequence_id, self._placements)
+        return index, shared, donor
 
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens of a prefix stand in the slot that holds most of them."""
@@ -185,31 +142,19 @@ class SlotTable:
 
     def hold(self, index: int, tokens: Tokens) -> None:
         """Note what a slot's cells hold: tokens in a chain."""
-        self._set(index, replace(self.slots[index], tokens=tokens))
+        self.slots[index].tokens = tokens
 
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> list[int]:
-        """Make the slots of these sequences idle, and name them.
-
-        Their cells may be shared, unless discarded.
-        """
+    def release(self, sequence_ids: Iterable[int]) -> list[int]:
+        """Make the slots of these sequences idle, and name them; their cells may be shared."""
         owner = self.owner
         indices = [owner[name] for name in set(sequence_ids) & owner.keys()]
-        slots = list(self.slots)
         for index in indices:
-            slots[index] = self.empty_slot if discard else replace(slots[index], sequence_id=None)
-        self.slots = tuple(slots)
+            self.slots[index].sequence_id = None
         return indices
-
-    def empty(self, indices: Iterable[int]) -> None:
-        """Note that these slots hold nothing, and that no sequence has them."""
-        slots = list(self.slots)
-        for index in indices:
-            slots[index] = self.empty_slot
-        self.slots = tuple(slots)
 
     def forget(self) -> None:
         """Note that no column holds anything, and that no sequence has a slot."""
-        self.slots = (self.empty_slot,) * len(self.slots)
+        self.slots = [self.empty_slot() for _ in self.slots]
 
     def contradiction(self, capacity: int, context: Context | None = None) -> str | None:
         """Say what cannot be true of the table with so many cells in a context, if anything."""
@@ -221,13 +166,10 @@ class SlotTable:
         if longest > capacity:
             return f"a slot of {capacity} cells holds {longest}"
         for index, slot in enumerate(self.slots):
-            held = slot.length if context is None else context.length(index)
-            if held < slot.length:
-                return f"slot {index} is said to hold {slot.length} tokens and holds {held}"
+            held = len(slot.tokens) if context is None else context.length(index)
+            if held < len(slot.tokens):
+                return f"slot {index} is said to hold {len(slot.tokens)} tokens and holds {held}"
         return None
-
-    def _set(self, index: int, slot: Slot) -> None:
-        self.slots = (*self.slots[:index], slot, *self.slots[index + 1 :])
 
     def _idle(self, sequence_id: int) -> list[int]:
         """Return the idle slots for a new sequence."""
@@ -247,8 +189,8 @@ class SlotTable:
         # An idle slot is taken over for what it shares, unless that would lose more than it keeps:
         # a long text that shares its first word is copied from, and stays for its own kind.
         for i in idle:
-            if lengths[i] == longest and 2 * longest >= self.slots[i].length:
+            if lengths[i] == longest and 2 * longest >= len(self.slots[i].tokens):
                 return i, i
-        empty = [i for i in idle if not self.slots[i].length]
+        empty = [i for i in idle if not len(self.slots[i].tokens)]
         index = empty[0] if empty else min(idle, key=lambda i: self.slots[i].last_used)
         return index, lengths.index(longest) if longest else index

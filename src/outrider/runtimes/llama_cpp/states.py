@@ -10,7 +10,7 @@ state, which llama.cpp copies when one of the sequences that share it is compute
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from .slots import Slot, SlotTable
 _NONE: Tokens = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class StateSlot(Slot):
     """The sequences of one slot; each has a state after these tokens and no others.
 
@@ -43,8 +43,8 @@ class StateTable(SlotTable):
     """Which sequence holds which slot of a hybrid model."""
 
     sequences_each = 3
-    empty_slot = StateSlot()
-    slots: tuple[StateSlot, ...]
+    empty_slot = StateSlot
+    slots: list[StateSlot]  # type: ignore[assignment]
 
     def enter(self, context: Context, row: Row) -> int:
         """Find or make room for a row's prefix; see `SlotTable.enter`.
@@ -54,7 +54,7 @@ class StateTable(SlotTable):
             sequence's.
         """
         prefix = row.prefix
-        index = self.index_of(prefix.sequence_id)
+        index = self.owner.get(prefix.sequence_id)
         if index is not None:
             ahead = self.slots[index].ahead
             if len(ahead) > row.settled and common(ahead, prefix.tokens[:-1]) == len(ahead):
@@ -64,34 +64,27 @@ class StateTable(SlotTable):
             idle = self._idle(prefix.sequence_id)
             index = min(idle, key=lambda each: self.slots[each].last_used)
         self._placements += 1
-        slot = replace(self.slots[index], tokens=_NONE, last_used=self._placements)
+        slot = self.slots[index]
+        slot.tokens, slot.last_used = prefix.tokens[:start], self._placements
         if slot.sequence_id is None:
-            slot = replace(slot, sequence_id=prefix.sequence_id, saves=True)
-        self._set(index, slot)
+            slot.sequence_id, slot.saves = prefix.sequence_id, True
         if not start or source != index:
             context.cut(index, 0)
         if start and source != index:
             context.copy(source, index, -1)
-        self.hold(index, prefix.tokens[:start])
         return start
 
-    def begin(self, index: int) -> None:
-        """Note that a slot's states are unknown until it is computed."""
-        self._set(index, replace(self.slots[index], tokens=_NONE, ahead=_NONE))
-
-    def branch(
-        self, context: Context, row: Row, part: Part, start: int, spare: range
-    ) -> tuple[Ids, NDArray[np.bool_]]:
+    def branch(self, context: Context, part: Part, spare: range) -> tuple[Ids, NDArray[np.bool_]]:
         """Make the sequences of a part's paths; see `SlotTable.branch`."""
+        row, start = part.row, part.start
         index = self.owner[row.prefix.sequence_id]
         own, ahead, _ = self.sequences(index)
         places = np.arange(start, len(row.prefix))
         missing = np.ones((len(places), part.paths), bool)
         below = np.concatenate([missing, part.below])
+        self.slots[index].ahead = _NONE
         if start > row.settled:
-            self._set(index, replace(self.slots[index], ahead=_NONE))
             return np.array([ahead], np.int32), below
-        self.begin(index)
         context.cut(ahead, 0)
         for other in (ahead, *spare):
             context.copy(own, other, -1)
@@ -99,21 +92,21 @@ class StateTable(SlotTable):
         ids = np.array([own, ahead, *spare], np.int32)
         return ids, np.concatenate([certain[:, None], below], 1)
 
-    def settle(self, context: Context, row: Row, part: Part, start: int) -> None:
+    def settle(self, context: Context, part: Part) -> None:
         """Note after which tokens a slot has states; see `SlotTable.settle`."""
+        row = part.row
         index = self.owner[row.prefix.sequence_id]
         path = row.tokens[part.nodes[part.below[:, 0]]]
-        slot = replace(self.slots[index], ahead=np.concatenate([row.prefix.tokens, path]))
-        known = row.prefix.tokens[: row.settled]
-        if start <= row.settled:
-            slot = replace(slot, tokens=known)
-        if slot.saves and start <= row.settled:
+        slot, known = self.slots[index], row.prefix.tokens[: row.settled]
+        slot.ahead = np.concatenate([row.prefix.tokens, path])
+        if part.start > row.settled:
+            return
+        slot.tokens = known
+        if slot.saves:
             own, _, third = self.sequences(index)
-            self._set(index, replace(slot, saved=_NONE))
             context.cut(third, 0)
             context.copy(own, third, -1)
-            slot = replace(slot, saved=known, saves=False)
-        self._set(index, slot)
+            slot.saved, slot.saves = known, False
 
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens of a prefix there is a state after."""

@@ -111,11 +111,13 @@ class LlamaCppTokenizer:
 
     def words(self) -> Mapping[int, bytes]:
         """Return the bytes that each ordinary token spells."""
-        return self._words
+        pieces = ((int(i), self._piece(int(i))) for i in np.flatnonzero(~self._special))
+        return {index: piece for index, piece in pieces if piece}
 
     def specials(self) -> Mapping[int, str]:
         """Return the name of each special token, which spells nothing."""
-        return self._specials
+        found = map(int, np.flatnonzero(self._special))
+        return {index: self.convert_ids_to_tokens(index) or "" for index in found}
 
     def apply_chat_template(
         self,
@@ -160,16 +162,6 @@ class LlamaCppTokenizer:
         )
         special: NDArray[np.bool_] = np.fromiter(kinds, np.int64, len(self)) & _SPECIAL != 0
         return special
-
-    @cached_property
-    def _words(self) -> dict[int, bytes]:
-        pieces = ((int(i), self._piece(int(i))) for i in np.flatnonzero(~self._special))
-        return {index: piece for index, piece in pieces if piece}
-
-    @cached_property
-    def _specials(self) -> dict[int, str]:
-        found = map(int, np.flatnonzero(self._special))
-        return {index: self.convert_ids_to_tokens(index) or "" for index in found}
 
     def _piece(self, token_id: int) -> bytes:
         def write(size: int) -> tuple[int, bytes]:

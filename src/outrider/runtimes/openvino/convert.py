@@ -10,12 +10,11 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,13 +83,12 @@ class Site:
     value_width: int
     scaling: float
     window: int
-    sinks: tuple[float, ...]
+    sinks: Sequence[float]
 
 
 def sites_of(graph: ov.Model) -> list[Site]:
     """Return the attention of a graph's layers, in order."""
-    found = json.loads(graph.get_rt_info(_SITES).astype(str))
-    return [Site(**{**each, "sinks": tuple(each["sinks"])}) for each in found]
+    return [Site(**each) for each in json.loads(graph.get_rt_info(_SITES).astype(str))]
 
 
 def recurrences_of(graph: ov.Model) -> list[Recurrence]:
@@ -200,11 +198,6 @@ def converted(model: Any, weights: Weights | None, layers: int) -> ov.Model:
     graph = _convert(model, layers)
     _LOG.info("rounding its weights to %s", weights)
     return _rounded(graph, weights, nncf)
-
-
-def write(graph: ov.Model, place: Path) -> None:
-    """Write a graph to a folder."""
-    ov.save_model(graph, place / GRAPH, compress_to_fp16=False)
 
 
 def _convert(model: Any, layers: int) -> ov.Model:

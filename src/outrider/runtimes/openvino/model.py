@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -17,14 +16,13 @@ from ...errors import CacheFullError, ModelError, OutriderError, missing
 from ...types.records import Distributions, DraftProposal, Prefix
 from .. import kept
 from ..base import Watcher, rounding_of, tolerated
-from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
 from ..paths import by_paths, paths_to_leaves
 from ..transformers.early_exit import truncated
 from ..transformers.model import TransformersModel
 from ..transformers.support import Architecture
 from ..transformers.twin import twin
-from .convert import GRAPH, converted, key_of, sites_of, write
+from .convert import GRAPH, converted, key_of, sites_of
 from .paged import KvType, PagedGraph, PagedRun, Precision
 from .state_rows import ROWS_EACH, StateRows
 
@@ -90,12 +88,10 @@ class OpenVinoModel(TransformersModel):
         cache_dir: str | Path | None = None,
         fingerprint: str | None = None,
     ) -> None:
-        if precision is not None:
-            choice("precision", precision, get_args(Precision))
-        if weights is not None:
-            choice("weights", weights, get_args(Weights))
-        if kv_dtype is not None:
-            choice("kv_dtype", kv_dtype, get_args(KvType))
+        given = {"precision": precision, "weights": weights, "kv_dtype": kv_dtype}
+        for (name, value), kind in zip(given.items(), (Precision, Weights, KvType), strict=True):
+            if value is not None:
+                choice(name, value, get_args(kind))
         self._precision = precision
         self._kv_dtype = kv_dtype
         self._weights = weights
@@ -121,8 +117,11 @@ class OpenVinoModel(TransformersModel):
                 f"every shape of input ({first}); use TransformersModel"
             ) from error
         if self._new is not None:
-            kept.keep(self._new, partial(write, self._source))
+            kept.keep(self._new, self._write)
             self._new = None
+
+    def _write(self, place: Path) -> None:
+        ov.save_model(self._source, place / GRAPH, compress_to_fp16=False)
 
     @property
     def precision(self) -> str:
@@ -146,11 +145,6 @@ class OpenVinoModel(TransformersModel):
         activations = self._weights is not None and self._graph.quantises
         return rounding_of(eps + _EIGHT_BITS * (activations + (self._kv_dtype is not None)))
 
-    def reset(self) -> None:
-        """Forget all that was computed; the weights stay those that were converted."""
-        with self.whole():
-            self._forget()
-
     def with_hidden(self, layers: Sequence[int], watcher: Watcher | None = None) -> Self:
         """Return this model, over the same blocks, with hidden states; see `Runtime`.
 
@@ -173,7 +167,9 @@ class OpenVinoModel(TransformersModel):
 
     def _by_leaves(self, batch: FlatBatch, calls: PagedRun) -> Outputs:
         """Compute trees by the paths to their leaves; one by one where blocks are few."""
-        paths = {row: paths_to_leaves(batch, row) for row in range(len(batch.tables))}
+        assert batch.ancestors is not None
+        rows = enumerate(zip(batch.ancestors.numpy(), batch.drafted.tolist(), strict=True))
+        paths = {row: paths_to_leaves(mask[:count, :count]) for row, (mask, count) in rows}
         try:
             return by_paths(self, batch, calls, paths)
         except CacheFullError:
@@ -184,10 +180,6 @@ class OpenVinoModel(TransformersModel):
                     found = by_paths(self, batch, calls, {row: [path]}, found)
             assert found is not None, "a batch has rows"
             return found
-
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the first tokens of blocks; see `PagedModel`."""
-        self._calls.copy_blocks(copies)
 
     def uncached(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute logits [B, n, V] after each token of B new texts."""
@@ -206,17 +198,11 @@ class OpenVinoModel(TransformersModel):
         graph = converted(truncated(twin(self.hf_model), layers), self._weights, keyed)
         return self._calls.beside(PagedGraph(graph, self._graph.precision, self._kv_dtype))
 
-    def _block_bytes(self) -> int:
-        return self._graph.block_bytes
-
-    def _state_bytes(self) -> int:
-        return self._graph.state_bytes * ROWS_EACH
-
     def _make_cache(self, blocks: int) -> None:
         rows = None
         if self._graph.states:
             rows = self.states = StateRows(self.max_sequences or 1)
-        self._calls = PagedRun(self._graph, blocks, rows)
+        self._cache = self._calls = PagedRun(self._graph, blocks, rows)
 
     def _prepare(self, architecture: Architecture) -> None:
         """Convert the model, and compile it for this machine."""
@@ -237,6 +223,8 @@ class OpenVinoModel(TransformersModel):
         narrow = self.hf_model.dtype == torch.bfloat16 and not (self._weights or recurrent)
         usual: Precision = "bfloat16" if narrow else "float32"
         self._graph = PagedGraph(graph, self._precision or usual, self._kv_dtype)
+        self._block_bytes = self._graph.block_bytes
+        self._state_bytes = self._graph.state_bytes * ROWS_EACH
         self._source = graph
         self._new = None if known else place
 

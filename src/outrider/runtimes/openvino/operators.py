@@ -52,20 +52,16 @@ def extension(kind: str, given: Sequence[ov.Output], rank: int) -> ov.Node:
         rank: of its output, float32.
     """
     last = len(given)
-    kinds = [each.get_element_type() for each in given]
-    ranks = [len(each.get_partial_shape()) for each in given]
-    ports = [
-        _port(place, _TYPES[of], dims)
-        for place, (of, dims) in enumerate(zip(kinds, ranks, strict=True))
-    ]
+    sources = [(each.get_element_type(), len(each.get_partial_shape())) for each in given]
+    ports = [_port(place, _TYPES[of], dims) for place, (of, dims) in enumerate(sources)]
     layers = [
         _layer(
             place,
             "Parameter",
-            f'shape="{",".join("?" * ranks[place])}" element_type="{kinds[place].get_type_name()}"',
-            f"<output>{_port(0, _TYPES[kinds[place]], ranks[place])}</output>",
+            f'shape="{",".join("?" * dims)}" element_type="{of.get_type_name()}"',
+            f"<output>{_port(0, _TYPES[of], dims)}</output>",
         )
-        for place in range(last)
+        for place, (of, dims) in enumerate(sources)
     ]
     inside = f"<input>{''.join(ports)}</input><output>{_port(last, 'FP32', rank)}</output>"
     layers.append(_layer(last, kind, "", inside, "extension"))

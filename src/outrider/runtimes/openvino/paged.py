@@ -60,23 +60,23 @@ def page(graph: ov.Model, layers: Sequence[int] = ()) -> ov.Model:
     added = list(shared.values())
     holes = {node.get_friendly_name(): node for node in graph.get_ops()}
     for layer, site in enumerate(sites_of(graph)):
-        caches = [_parameter(f"{what}.{layer}", ov.Type.dynamic, 4) for what in ("key", "value")]
+        caches = [
+            _parameter(f"{what}.{layer}", ov.Type.dynamic, [-1] * 4) for what in ("key", "value")
+        ]
         added += caches
         given = [holes[site.name].input_value(place) for place in range(3)]
         node = _attention(site, given, caches, shared)
         holes[site.name].output(0).replace(node.output(0))
     recurrences = recurrences_of(graph)
     if recurrences:
-        rows = [_parameter(name, ov.Type.i32, 1) for name in ROWS]
+        rows = [_parameter(name, ov.Type.i32, [-1]) for name in ROWS]
         added += rows
         tables = [each.output(0) for each in (shared["subsequence_begins"], *rows)]
         for number, recurrence in enumerate(recurrences):
-            states = ops.parameter([-1, *recurrence.table], ov.Type.f32, name=f"state.{number}")
-            states.output(0).get_tensor().set_names({f"state.{number}"})
+            states = _parameter(f"state.{number}", ov.Type.f32, [-1, *recurrence.table])
             added.append(states)
             hole = holes[recurrence.name]
-            node = operator(recurrence, hole, states, tables)
-            hole.output(0).replace(node.output(0))
+            hole.output(0).replace(operator(recurrence, hole, states, tables).output(0))
     graph.add_parameters(added)
     graph.validate_nodes_and_infer_types()
     return graph
@@ -123,11 +123,11 @@ def _attention(
 
 def _table(name: str) -> ov.Node:
     kind = ov.Type.u8 if name == "qq_bias" else ov.Type.i32
-    return _parameter(name, kind, 0 if name == "max_context_len" else 1)
+    return _parameter(name, kind, [] if name == "max_context_len" else [-1])
 
 
-def _parameter(name: str, kind: ov.Type, rank: int) -> ov.Node:
-    made = ops.parameter(ov.PartialShape([-1] * rank), kind, name=name)
+def _parameter(name: str, kind: ov.Type, shape: Sequence[int]) -> ov.Node:
+    made = ops.parameter(ov.PartialShape(list(shape)), kind, name=name)
     made.output(0).get_tensor().set_names({name})
     return made
 

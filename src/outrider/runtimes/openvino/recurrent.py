@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
 from ...errors import missing
-from ..transformers.mixers import by_functions, called, mixers
+from ..transformers.mixers import by_functions, called, mixers, normed
 from .operators import extension, placeholder
 
 with missing("openvino"):
@@ -77,7 +75,7 @@ class Recurrences:
             if other := sorted(called(layer) - known.keys()):
                 raise ValueError(f"OpenVINO has no operator that computes {other[0]} exactly")
             own = {name: known[name] for name in called(layer)}
-            vars(layer)["forward"] = MethodType(partial(_run, own), layer)
+            vars(layer)["forward"] = partial(by_functions, layer, own)
 
     def _convolution(
         self,
@@ -111,10 +109,7 @@ class Recurrences:
     ) -> tuple[Tensor, None]:
         """Compute the gated delta rule of queries and keys [1, T, H, K], values [1, T, H', V]."""
         if use_qk_l2norm_in_kernel:
-            query, key = (
-                each * torch.rsqrt((each * each).sum(-1, keepdim=True) + 1e-6)
-                for each in (query, key)
-            )
+            query, key = normed(query), normed(key)
         keys, values = tuple(query.shape[2:]), tuple(value.shape[2:])
         gates = ((each, (-1, values[0])) for each in (g, beta))
         given = ((query, (-1, *keys)), (key, (-1, *keys)), (value, (-1, *values)), *gates)
@@ -170,10 +165,6 @@ class Recurrences:
             return flat[tokens].new_zeros(1, count, *shape)
 
         return placeholder(name, 0, shape, zeros, [each.flatten() for each, _ in given])
-
-
-def _run(own: dict[str, Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    return by_functions(layer, own, *args, **kwargs)
 
 
 def operator(

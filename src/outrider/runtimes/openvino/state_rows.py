@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..blocks import BlockPool, Tokens
+from ..blocks import Tokens
 from ..flat import FlatBatch
 from ..states import Checkpoints, States
 
@@ -37,7 +37,7 @@ class StateRows(States):
         count: how many rows there are.
     """
 
-    recurrent = True
+    checkpoints: Checkpoints[int]
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -49,21 +49,16 @@ class StateRows(States):
         self._users = [1, 1, *[0] * (self.count - 2)]
         self._held: dict[int, dict[int, int]] = {}
         self._forks: dict[int, int] = {}
-        self._checkpoints: Checkpoints[int] = Checkpoints(self._slots)
-
-    def findable(self, known: Tokens, pool: BlockPool) -> Tokens:
-        """Return the first of some tokens, up to the last checkpoint that blocks reach."""
-        return self._checkpoints.findable(known, pool)
+        self.checkpoints = Checkpoints(self._slots)
 
     def admit(self, name: int, known: Tokens) -> int:
         """Take a new sequence, with the state of the last checkpoint in its tokens."""
+        found, row = self.checkpoints.use(known)
         self._held[name] = {}
-        found = self._checkpoints.use(known)
-        if found is None:
-            return 0
-        self._users[found.kept] += 1
-        self._held[name][len(found.tokens)] = found.kept
-        return len(found.tokens)
+        if row is not None:
+            self._users[row] += 1
+            self._held[name][found] = row
+        return found
 
     def cut(self, name: int, shared: int) -> int:
         """Return after how many tokens, at most so many, a sequence has a state."""
@@ -85,7 +80,7 @@ class StateRows(States):
         if end:
             row = self._held[name][end]
             self._users[row] += 1
-            for other in self._checkpoints.add(tokens[:end], row):
+            for other in self.checkpoints.add(tokens[:end], row):
                 self._users[other] -= 1
 
     def release(self, names: Iterable[int]) -> None:

@@ -32,6 +32,7 @@ class Grid:
         tokens, positions: int64 [B, q].
         tables: numbers of blocks, int64 [B, n].
         targets: the place among all tokens of all blocks that each token is written to, int64 [T].
+        real: whether a column has a token, bool [B, q, 1].
         seen: which earlier and new places each column sees, bool [B, q, n * size].
         unseen: those that none with a token does, bool [B, n * size, 1, 1].
         places: the positions of these, int64 [B, 1, n * size].
@@ -43,6 +44,7 @@ class Grid:
     positions: Tensor
     tables: Tensor
     targets: Tensor
+    real: Tensor
     seen: Tensor
     unseen: Tensor
     places: Tensor
@@ -57,12 +59,12 @@ class Grid:
         column = places - batch.past[row] + (boundary - batch.missing)[row]
         width, tables = int(column.max()) + 1, batch.table
         targets, blocks = slots(tables, row, places), tables.shape[1]
-        rows, columns = sent(torch.from_numpy(row), device), sent(torch.from_numpy(column), device)
+        rows, columns = sent(row, device), sent(column, device)
         grid = batch.tokens.new_zeros(2, len(counts), width)
         grid[0, rows, columns], grid[1, rows, columns] = batch.tokens, batch.positions
         # A column's own place is the number of tokens before it, in trees as well.
         first = batch.past + batch.missing - boundary
-        start = sent(torch.from_numpy(first), device)[:, None, None]
+        start = sent(first, device)[:, None, None]
         own = (start + torch.arange(width, device=device)[:, None]).clamp(min=0)
         drafts = width - boundary
         reach = torch.arange(blocks * SIZE + drafts, device=device)
@@ -74,11 +76,11 @@ class Grid:
             seen[:, boundary:].scatter_(2, nodes.expand(-1, drafts, -1), trees)
             at = at.clone().scatter_(2, nodes, grid[1, :, None, boundary:])
         seen, at = seen[..., : blocks * SIZE], at[..., : blocks * SIZE]
-        whole = sent(torch.from_numpy(tables), device), sent(torch.from_numpy(targets), device)
+        whole = sent(tables, device), sent(targets, device)
         real = torch.zeros_like(seen[..., :1])
         real[rows, columns] = True
         unseen = ~(seen & real).any(1)[..., None, None]
-        return Grid(rows, columns, grid[0], grid[1], *whole, seen, unseen, at)
+        return Grid(rows, columns, grid[0], grid[1], *whole, real, seen, unseen, at)
 
     def masks(self, windows: Windows, dtype: torch.dtype) -> Tensor | dict[str | None, Tensor]:
         """Make the additive masks [B, 1, q, n * size], by kind where a model wants several."""

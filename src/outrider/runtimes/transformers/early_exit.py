@@ -43,7 +43,7 @@ def truncated(hf_model: Any, layers: int) -> Any:
         InvalidConfigError: it has not more layers than that.
         ModelError: its decoder layers are not one plain list.
     """
-    total = layer_count(hf_model)
+    total = hf_model.config.get_text_config().num_hidden_layers
     if not isinstance(layers, int) or not 1 <= layers < total:
         raise InvalidConfigError(
             "layers", layers, f"an integer in 1..{total - 1}: some of the target's {total} layers"
@@ -66,8 +66,3 @@ def truncated(hf_model: Any, layers: int) -> Any:
         owner = owner._modules[name]
     owner._modules[last] = owner._modules[last][:layers]
     return model
-
-
-def layer_count(hf_model: Any) -> int:
-    """Return how many decoder layers a model has."""
-    return int(hf_model.config.get_text_config().num_hidden_layers)

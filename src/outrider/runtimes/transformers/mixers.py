@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -35,13 +35,13 @@ class Site(NamedTuple):
 
 def mixers(model: Module) -> list[Any]:
     """Find the recurrent layers that can be made to: those whose forward calls these functions."""
-    return [each for each in model.modules() if _exchanged(type(each))]
+    return [each for each in model.modules() if called(each)]
 
 
 def made_exact(twin: Any) -> Any:
     """Let the recurrent layers of a twin compute by a `HybridCache`, where they are given one."""
     for module in mixers(twin):
-        vars(module)["forward"] = MethodType(_forward, module)
+        vars(module)["forward"] = partial(_forward, module)
     return twin
 
 
@@ -61,7 +61,8 @@ def by_functions(module: Any, own: Mapping[str, Function], *args: Any, **kwargs:
 
 def called(module: Module) -> set[str]:
     """Name the functions that a layer's forward calls and that are exchanged."""
-    return _exchanged(type(module))
+    code = getattr(_code(type(module)), "__code__", None)
+    return set() if code is None else _EXCHANGED.keys() & set(code.co_names)
 
 
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,12 +83,6 @@ def _code(kind: type[Module]) -> Any:
     while "__wrapped__" in vars(function):
         function = function.__wrapped__
     return function
-
-
-def _exchanged(kind: type[Module]) -> set[str]:
-    """Name the functions that a class's forward calls and that are exchanged."""
-    function = _code(kind)
-    return _EXCHANGED.keys() & set(getattr(function, "__code__", _exchanged.__code__).co_names)
 
 
 def _convolution(
@@ -135,7 +130,7 @@ def _delta(
     kind = query.dtype
     query, key, value, g, beta = map(_wide, (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
-        query, key = _normed(query, root), _normed(key, root)
+        query, key = normed(query, root=root), normed(key, root=root)
     heads = value.shape[2] // key.shape[2]
     query, key = (each.repeat_interleave(heads, 2) for each in (query, key))
     step = g if g.ndim == 4 else g[..., None]
@@ -203,8 +198,7 @@ def _mamba1(
         made = made + torch.einsum("bqn,bqdn->bdq", query, left * state[:, None])
         state = _kept(site, last.to(left.dtype) + left[:, -1] * state)
     else:
-        shapes = {"size": value.shape[2:], "value": value.shape[2:], "key": key.shape[2:]}
-        records = _records(site, shapes, value)
+        records = _records(site, size=size, value=value, key=key)
         made, found = selective(state, records, site.cache.nodes, value, size, decay, key, query)
         site.cache.keep(site.layer.records, found)
         made = made.transpose(1, 2)
@@ -227,18 +221,14 @@ def _linear(
     site.layer.folded = linear_folded
     query, key, value, step = (each.to(state.dtype) for each in (query, key, value, step))
     beta = beta if beta is None else beta.to(state.dtype)
-    gates = step.shape[2:]
-    shapes = {"step": gates, "decay": gates, "left": key.shape[2:], "right": value.shape[2:]}
-    records = _records(site, shapes, value)
+    records = _records(site, step=step, decay=step, left=key, right=value)
     made, found = linear(state, records, site.cache.nodes, query, key, value, step, beta)
     site.cache.keep(site.layer.records, found)
     return made
 
 
-def _records(site: Site, shapes: dict[str, Any], like: Tensor) -> Records:
-    return {
-        name: site.cache.room(site.layer.records, name, of, like) for name, of in shapes.items()
-    }
+def _records(site: Site, **like: Tensor) -> Records:
+    return {name: site.cache.room(site.layer.records, name, each) for name, each in like.items()}
 
 
 def _kept(site: Site, last: Tensor) -> Tensor:
@@ -253,7 +243,7 @@ def _wide(states: Tensor) -> Tensor:
     return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
-def _normed(states: Tensor, root: bool) -> Tensor:
+def normed(states: Tensor, *, root: bool = False) -> Tensor:
     """Divide vectors by their length, in one of the two ways that round alike."""
     squares = (states * states).sum(-1, keepdim=True) + 1e-6
     return states / squares.sqrt() if root else states * torch.rsqrt(squares)

@@ -7,14 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ...config.validation import integer
 from ...errors import InvalidConfigError, ModelError, OutriderError
 from ..base import Capabilities, rounding_of
-from ..blocks import BlockCopy
 from ..flat import FlatBatch, Outputs
 from ..lengths import checked_length
 from ..paged import PagedModel
@@ -100,21 +98,13 @@ class TransformersModel(PagedModel):
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
         memory, chunk = self._memory, self._prefill_chunk
-        self._allot(capabilities, self._block_bytes(), memory, chunk, self._state_bytes())
+        self._allot(capabilities, self._block_bytes, memory, chunk, self._state_bytes)
         self._make_cache(self.pool.count)
-
-    def _block_bytes(self) -> int:
-        """Bytes of one block in all layers."""
-        return block_bytes(self._architecture.layers)
-
-    def _state_bytes(self) -> int:
-        """Bytes of the recurrent states of a sequence, and of a checkpoint."""
-        return 2 * self._architecture.state_bytes
 
     def _make_cache(self, blocks: int) -> None:
         """Make blocks of keys and values, and states of recurrent layers."""
         of = self._architecture
-        self._cache: BlockCache = BlockCache(of.layers, blocks)
+        self._cache = BlockCache(of.layers, blocks)
         if of.state_bytes:
             count = self.max_sequences or 1
             self._cache = self.states = HybridCache(of.layers, of.places, blocks, count, of.device)
@@ -159,7 +149,15 @@ class TransformersModel(PagedModel):
         """What computes forwards: the model's twin, or the model as its user compiled it."""
         records = bool(self._layers)
         if records not in self._runs:
-            self._runs[records] = self._eager()
+            run: Run = self._given
+            if run is not self.hf_model and mixers(self.hf_model):
+                raise ModelError(
+                    f"{type(self.hf_model).__name__} has recurrent layers and was compiled; give "
+                    "the model that was compiled: its layers are run one by one"
+                )
+            if run is self.hf_model or records:
+                run = made_exact(twin(self.hf_model, records=records))
+            self._runs[records] = run
         return self._runs[records]
 
     @property
@@ -172,26 +170,23 @@ class TransformersModel(PagedModel):
         grid = Grid.of(batch)
         self._cache.set_batch(grid, batch)
         keep = grid.tokens.shape[1] - int(batch.missing.max()) + 1 - batch.first
+        of, seen = self._architecture, dict[str, Any]()
+        if of.layers:  # others have no use for masks and positions
+            masks = grid.masks(of.windows, of.dtype)
+            seen = {"attention_mask": masks, "position_ids": grid.positions}
         found = (run or self.run)(
             input_ids=grid.tokens,
             use_cache=True,
             logits_to_keep=keep,
-            **self._seen(grid),
+            **seen,
             **({"output_hidden_states": True} if batch.layers else {}),
-            **{self._architecture.cache_name: self._cache},
+            **{of.cache_name: self._cache},
         )
         logits = pad(found.logits, (0, 0, 0, batch.width + 1 - batch.first - keep))
         if not batch.layers:
             return Outputs(logits)
         states = torch.stack([found.hidden_states[layer] for layer in batch.layers], 2)
         return Outputs(logits, states[grid.rows, grid.columns])
-
-    def _seen(self, grid: Grid) -> dict[str, Any]:
-        """Make the masks and positions of a forward, for a model that has any use of them."""
-        of = self._architecture
-        if not of.layers:
-            return {}
-        return {"attention_mask": grid.masks(of.windows, of.dtype), "position_ids": grid.positions}
 
     def uncached(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Compute logits [B, n, V] after each token of B texts, without a cache."""
@@ -208,24 +203,10 @@ class TransformersModel(PagedModel):
         """
         return first_layers(self.hf_model, layers)
 
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the first tokens of blocks; see `PagedModel`."""
-        self._cache.copy_blocks(copies)
-
     def _prepare(self, architecture: Architecture) -> None:
-        """Do what a subclass has to before there are blocks: it may compile the model."""
-
-    def _eager(self) -> Run:
-        """Make what computes forwards; see `run`."""
-        run: Run = self._given
-        if run is not self.hf_model and mixers(self.hf_model):
-            raise ModelError(
-                f"{type(self.hf_model).__name__} has recurrent layers and was compiled; give the "
-                "model that was compiled: its layers are run one by one"
-            )
-        if run is self.hf_model or self._layers:
-            run = made_exact(twin(self.hf_model, records=bool(self._layers)))
-        return run
+        """Say how many bytes a block takes, and a sequence's states with a checkpoint."""
+        self._block_bytes = block_bytes(architecture.layers)
+        self._state_bytes = 2 * architecture.state_bytes
 
 
 def _uncompiled(given: Any) -> Any:
@@ -234,8 +215,7 @@ def _uncompiled(given: Any) -> Any:
     Raises:
         InvalidConfigError: it is no model of transformers.
     """
-    inner = dict(given.named_children()).get("_orig_mod") if isinstance(given, Module) else None
-    model = given if inner is None else inner
+    model = getattr(given, "_orig_mod", given)
     if not isinstance(model, PreTrainedModel):
         raise InvalidConfigError(
             "hf_model", given, "a transformers model (outrider.load takes paths and hub ids)"

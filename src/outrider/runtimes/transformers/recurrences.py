@@ -43,16 +43,12 @@ class Nodes:
     @cached_property
     def own(self) -> Tensor:
         """The step of each column, int64 [B, q]; 0 where there is no token."""
-        own = self.steps.new_zeros(self.seen.shape[:2])
-        own[self.rows, self.columns] = self.steps
-        return own
+        return (self.seen * torch.arange(self.seen.shape[2], device=self.seen.device)).amax(2)
 
     @cached_property
     def real(self) -> Tensor:
         """Which columns have a token, bool [B, q]."""
-        real = torch.zeros_like(self.own, dtype=torch.bool)
-        real[self.rows, self.columns] = True
-        return real
+        return self.seen.any(2)
 
     def written(self, into: Tensor, new: Tensor) -> Tensor:
         """Return records [B, W, ...] with those of new tokens, [B, q, ...], in their places."""
@@ -66,14 +62,12 @@ class Nodes:
         That is among kernel - 1 inputs before the state, and the W after it.
         """
         rank = self.seen.flip(2).cumsum(2).flip(2)  # 1 is the token itself, 2 the one before it
-        count = rank[..., 0]
-        steps = torch.arange(self.seen.shape[2], device=self.seen.device)
-        found = []
-        for back in reversed(range(kernel)):
-            within = ((self.seen & (rank == back + 1)) * steps).sum(2) + kernel - 1
-            before = (kernel - 2 - back + count).clamp(min=0)
-            found.append(torch.where(count > back, within, before))
-        return torch.stack(found, 2)
+        count, seen = rank[..., :1], self.seen[:, :, None]
+        steps = torch.arange(self.seen.shape[2], device=rank.device)
+        back = torch.arange(kernel - 1, -1, -1, device=rank.device)
+        within = ((seen & (rank[:, :, None] == back[:, None] + 1)) * steps).sum(3)
+        found = torch.where(count > back, within, count - 1 - back) + kernel - 1
+        return found.clamp(min=0)
 
 
 def linear(

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ...errors import ModelError
 from ...types.transfer import sent
-from ..blocks import BlockPool, Tokens
+from ..blocks import Tokens
 from ..flat import FlatBatch, rows_of
 from ..lengths import PREFILLED_ALONE
-from ..states import Checkpoint, Checkpoints, States
+from ..states import Checkpoints, States
 from .block_cache import BlockCache, Grid
 from .recurrences import Nodes, Records
 
@@ -66,7 +66,7 @@ class HybridCache(BlockCache, States):
         nodes: where its tokens stand; None for a part of a prompt.
     """
 
-    recurrent = True
+    checkpoints: Checkpoints[list[list[Tensor]]]
 
     def __init__(
         self,
@@ -86,27 +86,21 @@ class HybridCache(BlockCache, States):
     def forget(self) -> None:
         """Forget all sequences and checkpoints."""
         self._slots: dict[int, int] = {}
-        self._free = list(range(self._count))
         self._base: dict[int, int] = {}
-        self._checkpoints: Checkpoints[list[list[Tensor]]] = Checkpoints(self._count)
+        self.checkpoints = Checkpoints(self._count)
 
     def cut(self, name: int, shared: int) -> int:
         """Cut a sequence back to so many tokens, or to none if its state is beyond them."""
-        if 0 <= self._base[name] <= shared:
+        if self._base[name] <= shared:
             return shared
-        self._start(name, None)
+        self._start(name)
         return 0
-
-    def findable(self, known: Tokens, pool: BlockPool) -> Tokens:
-        """Return the first of some tokens, up to the last checkpoint that blocks reach."""
-        return self._checkpoints.findable(known, pool)
 
     def admit(self, name: int, known: Tokens) -> int:
         """Give a new sequence a slot, with the states of the last checkpoint in its tokens."""
-        self._slots[name] = self._free.pop()
-        found = self._checkpoints.use(known)
-        self._start(name, found)
-        return 0 if found is None else len(found.tokens)
+        self._slots[name] = min({*range(self._count)} - {*self._slots.values()})
+        self._start(name, *self.checkpoints.use(known))
+        return self._base[name]
 
     def fold(self, names: Sequence[int], starts: Sequence[int]) -> None:
         """Bring the states of sequences to these positions, which recorded tokens lead to."""
@@ -117,8 +111,9 @@ class HybridCache(BlockCache, States):
         ]
         if not moved:
             return
-        rows = self._sent([self._slots[name] for name, _ in moved])
-        counts, most = self._sent([count for _, count in moved]), max(n for _, n in moved)
+        slots, most = [self._slots[name] for name, _ in moved], max(count for _, count in moved)
+        rows = sent(np.array(slots), self._device)
+        counts = sent(np.array([count for _, count in moved]), self._device)
         for layer in self.layers_of:
             for key, context in layer.contexts.items():
                 line = torch.cat([context[rows], layer.inputs[key][rows, :most]], 1)
@@ -137,14 +132,13 @@ class HybridCache(BlockCache, States):
         if not 0 < base <= len(tokens):
             return
         layers = [[each[slot].clone() for each in layer.lasting()] for layer in self.layers_of]
-        self._checkpoints.add(tokens[:base], layers)
+        self.checkpoints.add(tokens[:base], layers)
 
     def release(self, names: Iterable[int]) -> None:
         """Give back the slots of sequences."""
         for name in names:
-            if name in self._slots:
-                self._free.append(self._slots.pop(name))
-                del self._base[name]
+            self._slots.pop(name, None)
+            self._base.pop(name, None)
 
     # What a forward computes.
 
@@ -155,24 +149,21 @@ class HybridCache(BlockCache, States):
             layer.computed = False
         names = list(batch.sequence_ids)
         bases = np.array([self._base[name] for name in names])
-        self.rows = self._sent([self._slots[name] for name in names])
+        self.rows = sent(np.array([self._slots[name] for name in names]), self._device)
         count = int(batch.missing[0])
         if len(names) == 1 and count > PREFILLED_ALONE and not batch.drafted.any():
             # A part of a prompt, of which nothing is taken back: the layers' own functions do.
             self.nodes = None
             self._base[names[0]] += count
             return
-        base = self._sent(bases)
-        steps = self._sent(batch.places) - base[grid.rows]
+        base = sent(bases, self._device)
+        after = batch.places - bases[rows_of(batch.missing + batch.drafted)[0]]
         # What a column sees of earlier and new places, from its sequence's state on.
-        most = grid.seen.shape[2]
-        width = int((batch.places - bases[rows_of(batch.missing + batch.drafted)[0]]).max()) + 1
+        most, width = grid.seen.shape[2], int(after.max()) + 1
         places = (base[:, None] + torch.arange(width, device=self._device))[:, None]
         index = places.clamp(max=most - 1).expand(-1, grid.seen.shape[1], -1)
         seen = grid.seen.gather(2, index) & (places < most)
-        real = torch.zeros_like(seen[..., :1])
-        real[grid.rows, grid.columns] = True
-        self.nodes = Nodes(grid.rows, grid.columns, steps, seen & real)
+        self.nodes = Nodes(grid.rows, grid.columns, sent(after, self._device), seen & grid.real)
 
     # What layers of the model call.
 
@@ -207,7 +198,7 @@ class HybridCache(BlockCache, States):
             line = torch.cat([before, new], 1)
             context[self.rows] = line[:, line.shape[1] - context.shape[1] :]
             return line.transpose(1, 2)
-        known = self.room(layer.inputs, state_idx, (new.shape[2],), new)
+        known = self.room(layer.inputs, state_idx, new)
         written = self.nodes.written(known, new)
         self.keep(layer.inputs, {state_idx: written})
         return torch.cat([before, written], 1).transpose(1, 2)
@@ -246,15 +237,19 @@ class HybridCache(BlockCache, States):
             layer.state = like.new_zeros(self._count, *shape)
         return layer.state[self.rows]
 
-    def room(
-        self, kept: dict[Any, Tensor], key: Any, shape: tuple[int, ...], like: Tensor
-    ) -> Tensor:
-        """Return the rows' records [B, W, ...] of this forward's width, of zeros where new."""
+    def room(self, kept: dict[Any, Tensor], key: Any, like: Tensor) -> Tensor:
+        """Return the rows' records [B, W, ...] of this forward's width, of zeros where new.
+
+        Args:
+            kept: the records.
+            key: which of them.
+            like: those of new tokens, [B, q, ...].
+        """
         assert self.nodes is not None
         width = self.nodes.seen.shape[2]
         held = kept.get(key)
         if held is None or held.shape[1] < width:
-            more = like.new_zeros(self._count, -(-width // 8) * 8, *shape)
+            more = like.new_zeros(self._count, -(-width // 8) * 8, *like.shape[2:])
             if held is not None:
                 more[:, : held.shape[1]] = held
             kept[key] = held = more
@@ -266,13 +261,12 @@ class HybridCache(BlockCache, States):
             kept[key][self.rows, : each.shape[1]] = each
 
     @torch.inference_mode()
-    def _start(self, name: int, checkpoint: Checkpoint[list[list[Tensor]]] | None) -> None:
+    def _start(
+        self, name: int, base: int = 0, kept: Sequence[Sequence[Tensor]] | None = None
+    ) -> None:
         """Set a sequence's states to those of a checkpoint, or before all tokens."""
         slot = self._slots[name]
         for number, layer in enumerate(self.layers_of):
             for place, each in enumerate(layer.lasting()):
-                each[slot] = checkpoint.kept[number][place] if checkpoint else 0.0
-        self._base[name] = len(checkpoint.tokens) if checkpoint else 0
-
-    def _sent(self, numbers: Sequence[int] | np.ndarray) -> Tensor:
-        return sent(torch.from_numpy(np.asarray(numbers, dtype=np.int64)), self._device)
+                each[slot] = kept[number][place] if kept else 0.0
+        self._base[name] = base
