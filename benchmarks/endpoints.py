@@ -27,7 +27,7 @@ from outrider.certify.endpoint.client import Endpoint
 from outrider.certify.endpoint.questions import PAIRS, PLAIN, Plan
 from outrider.certify.endpoint.records import Tokens
 from outrider.certify.endpoint.references import ModelReference
-from outrider.certify.endpoint.run import Answer, certify
+from outrider.certify.endpoint.run import Answer, Certification
 from outrider.certify.endpoint.texts import Texts
 from outrider.cli.certify_endpoint import PROMPTS
 
@@ -71,7 +71,8 @@ def fault(name: str) -> dict[str, Any]:
         if planted.found not in (PLAIN, PAIRS):
             plan = replace(plan, tokens=256)
         for known, model in (("without_draft", None), ("with_draft", draft)):
-            answers, _ = certify(Texts(engine).ask, target, prompts, plan, draft=model)
+            run = Certification(Texts(engine).ask, target, prompts, plan, draft=model)
+            answers = run.answers()
             (answer,) = (each for each in answers if each.question.name == planted.found)
             found |= {"verdict": answer.verdict, f"tokens_{known}": found_after(answer)}
             found[f"seconds_{known}"] = round(answer.seconds, 1)
@@ -90,7 +91,7 @@ def alarms(runs: int, tokens: int) -> dict[str, Any]:
         for _ in range(runs):
             with Endpoint(url) as engine:
                 plan = Plan(tokens=tokens, parameter_tokens=128, length=32, alpha=ALPHA)
-                answers, _ = certify(Texts(engine).ask, reference, prompts, plan)
+                answers = Certification(Texts(engine).ask, reference, prompts, plan).answers()
             rejected += any(answer.rejected for answer in answers)
             worst = max(worst, *(answer.evidence for answer in answers))
     return {
@@ -110,7 +111,7 @@ def power(distance: float, runs: int = 5) -> dict[str, Any]:
         for _ in range(runs):
             with Endpoint(url) as engine:
                 plan = Plan(tokens=6144, length=64, alpha=ALPHA, only=ordinary)
-                answers, _ = certify(Texts(engine).ask, reference, prompts, plan)
+                answers = Certification(Texts(engine).ask, reference, prompts, plan).answers()
             found.append(found_after(answers[0]))
     seen = [tokens for tokens in found if tokens is not None]
     return {

@@ -145,7 +145,7 @@ def _asked(
     """Ask all questions, then for what is promised; return also what rounding does."""
     from ..certify.endpoint import promises
     from ..certify.endpoint.client import EndpointError
-    from ..certify.endpoint.run import certify
+    from ..certify.endpoint.run import Certification
     from ..certify.endpoint.texts import Texts
     from .terminal import progress
 
@@ -153,11 +153,10 @@ def _asked(
     texts = Texts(engine, None if folder is None else folder / "texts.jsonl", asked)
     try:
         with progress(console, "certify", unit="tokens") as report:
-            answers, noise = certify(
-                texts.ask, reference, prompts, plan, report, draft, engine.ends
-            )
+            run = Certification(texts.ask, reference, prompts, plan, report, draft, engine.ends)
+            answers = run.answers()
             report(0, 1, "promises")
-            return answers, promises.kept(engine, reference, prompts), noise.tolist()
+            return answers, promises.kept(engine, reference, prompts), run.noise.tolist()
     except EndpointError as error:
         if folder is None:
             raise

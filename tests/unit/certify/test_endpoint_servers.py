@@ -20,7 +20,7 @@ from outrider.certify.endpoint.client import Endpoint, EndpointError
 from outrider.certify.endpoint.questions import Plan, plain
 from outrider.certify.endpoint.records import Tokens
 from outrider.certify.endpoint.references import EndpointReference, ModelReference
-from outrider.certify.endpoint.run import Answer, certify
+from outrider.certify.endpoint.run import Answer, Certification
 from outrider.certify.endpoint.texts import Texts
 from outrider.cli import main
 from outrider.errors import InvalidConfigError
@@ -33,7 +33,8 @@ PROMPTS: list[Tokens] = [tuple(_RNG.integers(0, 26, 6).tolist()) for _ in range(
 def asked(url: str, plan: Plan, path: Path | None = None) -> dict[str, Answer]:
     model, draft = (ModelReference(each, "letters") for each in letters())
     with Endpoint(url) as engine:
-        answers, _ = certify(Texts(engine, path).ask, model, PROMPTS, plan, draft=draft)
+        run = Certification(Texts(engine, path).ask, model, PROMPTS, plan, draft=draft)
+        answers = run.answers()
     return {answer.question.name: answer for answer in answers}
 
 
@@ -85,12 +86,13 @@ def test_a_server_is_scored_by_another_and_by_itself() -> None:
     ):
         reference = EndpointReference(sound)
         assert reference.listed == 5
-        answers, noise = certify(Texts(engine).ask, reference, PROMPTS, plan)
+        run = Certification(Texts(engine).ask, reference, PROMPTS, plan)
+        answers = run.answers()
         found = {answer.question.name: answer.verdict for answer in answers}
         assert found["temperature"] == "wrong"
         assert found["sampling"] == "honoured"
-        assert noise.max() < 1e-9
-        answers, _ = certify(Texts(sound).ask, reference, PROMPTS, plan)
+        assert run.noise.max() < 1e-9
+        answers = Certification(Texts(sound).ask, reference, PROMPTS, plan).answers()
         assert not any(answer.rejected for answer in answers)
 
 

@@ -131,16 +131,9 @@ class Answer:
         return log_e + math.log(self.question.weight) >= -math.log(self.alpha)
 
 
-def certify(
-    ask: Ask,
-    reference: Reference,
-    prompts: Sequence[Tokens],
-    plan: Plan,
-    report: Report = lambda *_: None,
-    draft: Reference | None = None,
-    ends: Tokens = (),
-) -> tuple[list[Answer], Row]:
-    """Ask all questions, one after another; each ends early where its answer is certain.
+@dataclass
+class Certification:
+    """Asks a server all questions, one after another; each ends early where its answer is certain.
 
     Args:
         ask: sends a request.
@@ -151,78 +144,70 @@ def certify(
         draft: the server's draft model, if it is known.
         ends: tokens that end texts and are left out of answers.
 
-    Returns:
-        An answer for each question, and what rounding does to the mean of each feature.
-
-    Raises:
-        EndpointError: the server fails, or refuses a request, without parameters; a failure under
-            a parameter is an answer.
-    """
-    asker = _Asker(ask, reference, draft, plan, report, ends)
-    answers, noise = list(asker.ordinary(prompts)), asker.noise
-    asked = parameters(asker.texts, plan.parameter_tokens, plan.length, reference.listed, plan.only)
-    answers += [asker.about(question, prompts) for question in asked]
-    return answers, noise
-
-
-class _Asker:
-    """Sends requests and looks at texts.
-
     Attributes:
-        texts: those without parameters.
         noise: what rounding does to the mean of each feature, float64 [features], under the
-            parameters that are asked about.
+            parameters that were asked about so far.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        reference: Reference,
-        draft: Reference | None,
-        plan: Plan,
-        report: Report,
-        ends: Tokens,
-    ) -> None:
-        self._ask, self._reference, self._draft = ask, reference, draft
-        self._plan, self._report, self._ends = plan, report, ends
-        self._rounding: dict[str, list[Row]] = {}
-        self.noise = np.zeros(len(FEATURES))
-        self.texts: list[Text] = []
+    ask: Ask
+    reference: Reference
+    prompts: Sequence[Tokens]
+    plan: Plan
+    report: Report = lambda *_: None
+    draft: Reference | None = None
+    ends: Tokens = ()
+    noise: Row = field(default_factory=lambda: np.zeros(len(FEATURES)))
+    _rounding: dict[str, list[Row]] = field(default_factory=dict)
 
-    def ordinary(self, prompts: Sequence[Tokens]) -> tuple[Answer, Answer]:
-        """Ask for ordinary texts, each prompt twice at once.
+    def answers(self) -> list[Answer]:
+        """Return an answer for each question.
+
+        Raises:
+            EndpointError: the server fails, or refuses a request, without parameters; a failure
+                under a parameter is an answer.
+        """
+        plan = self.plan
+        alone, joint, texts = self._ordinary()
+        asked = parameters(
+            texts, plan.parameter_tokens, plan.length, self.reference.listed, plan.only
+        )
+        return [alone, joint, *map(self._about, asked)]
+
+    def _ordinary(self) -> tuple[Answer, Answer, list[Text]]:
+        """Ask for ordinary texts, each prompt twice at once; return the texts as well.
 
         The first token of a text comes from the prompt's forward, and is left out.
         """
-        plan, begun = self._plan, perf_counter()
+        plan, begun = self.plan, perf_counter()
+        seen: list[Text] = []
         alone = Answer(plain(plan.tokens, plan.length), plan.alpha)
         joint = Answer(pairs(plan.tokens, plan.length), plan.alpha)
-        twice = (prompt for prompt in cycle(prompts) for _ in range(2))
+        twice = (prompt for prompt in cycle(self.prompts) for _ in range(2))
         for texts in self._waves(alone.question, twice):
             scored = [self._places(text) for text in texts]
-            self.texts += texts
+            seen += texts
             for text, places in zip(texts, scored, strict=True):
                 self._score_again(alone.question, text, places)
                 alone.add(text, _gains(alone.question, places[1:], text.tokens[1:]), self.noise)
             for first in range(0, len(texts) - 1, 2):
                 same = features.coincidences(texts[first : first + 2], scored[first : first + 2])
                 joint.add(texts[first], {"honoured": same}, 2 * self.noise.max(keepdims=True))
-            self._report(alone.came, plan.tokens, alone.question.name)
+            self.report(alone.came, plan.tokens, alone.question.name)
             if alone.came >= plan.tokens or (alone.rejected and joint.rejected):
                 break
         alone.seconds = joint.seconds = perf_counter() - begun
-        return alone, joint
+        return alone, joint, seen
 
-    def about(self, question: Question, prompts: Sequence[Tokens]) -> Answer:
+    def _about(self, question: Question) -> Answer:
         """Ask for texts under a parameter."""
-        begun, answer = perf_counter(), Answer(question, self._plan.alpha)
+        begun, answer = perf_counter(), Answer(question, self.plan.alpha)
         try:
-            for texts in self._waves(question, cycle(prompts)):
+            for texts in self._waves(question, cycle(self.prompts)):
                 for text in texts:
                     places = self._places(text)
                     self._score_again(question, text, places)
                     answer.add(text, _gains(question, places, text.tokens), self.noise)
-                self._report(answer.came, question.tokens, question.name)
+                self.report(answer.came, question.tokens, question.name)
                 if answer.over:
                     break
         except RefusedError as error:
@@ -235,10 +220,10 @@ class _Asker:
     def _waves(self, question: Question, prompts: Iterable[Tokens]) -> Iterator[list[Text]]:
         """Send requests, some at once, without end."""
         numbered = zip(count(), prompts, strict=False)
-        with ThreadPoolExecutor(self._plan.concurrency) as pool:
+        with ThreadPoolExecutor(self.plan.concurrency) as pool:
             while True:
-                wave = islice(numbered, self._plan.concurrency)
-                asked = [pool.submit(self._ask, question, *each) for each in wave]
+                wave = islice(numbered, self.plan.concurrency)
+                asked = [pool.submit(self.ask, question, *each) for each in wave]
                 texts = [text for each in asked for text in each.result()]
                 if not any(len(text.tokens) > 1 for text in texts):
                     raise EndpointError(
@@ -251,10 +236,10 @@ class _Asker:
         """Score a text."""
         if not text.tokens:
             return []
-        listings = self._reference.score(text.prompt, text.tokens)
-        drafts = self._draft.score(text.prompt, text.tokens) if self._draft else None
+        listings = self.reference.score(text.prompt, text.tokens)
+        drafts = self.draft.score(text.prompt, text.tokens) if self.draft else None
         return [
-            Place(each, text.prompt, text.tokens[:n], drafts[n] if drafts else None, self._ends)
+            Place(each, text.prompt, text.tokens[:n], drafts[n] if drafts else None, self.ends)
             for n, each in enumerate(listings)
         ]
 
@@ -262,7 +247,7 @@ class _Asker:
         """Take the measure of rounding, on the first few texts of a question."""
         known = self._rounding.setdefault(question.name, [])
         if len(known) < TWICE and places:
-            again = self._reference.again(text.prompt, text.tokens)
+            again = self.reference.again(text.prompt, text.tokens)
             known.append(features.rounding(places, again, question.params))
             found = np.concatenate(known)
             seen = np.maximum((~np.isnan(found)).sum(0), 1)
