@@ -31,9 +31,12 @@ class DraftContext:
         plan: how far each row is drafted; rows beyond their depth draw nothing.
         config: how drafts are sampled.
         pipeline: what is done to the draft's logits; None for nothing.
-        learning: whether a drafter may learn from the round.
+        learning: see the attribute.
 
     Attributes:
+        device: where proposals are expected.
+        learning: whether a drafter may learn from this round. An enumeration walks all its
+            outcomes.
         finite: for each distribution made, [B, M] numbers that are finite where it is.
     """
 
@@ -51,7 +54,8 @@ class DraftContext:
         self._draws = draws
         self._plan = plan
         self._pipeline = pipeline
-        self._learning = learning
+        self.device = batch.device
+        self.learning = learning
         self._children_kind = config.tree_children
         greedy = config.draft_sample_method == "greedy"
         self._deterministic = np.array(batch.deterministic) | greedy
@@ -62,11 +66,6 @@ class DraftContext:
         self._latest: tuple[Tensor, Distributions] | None = None
         self._confidence: list[NDArray[np.float64]] = []
         self.finite: list[Tensor] = []
-
-    @property
-    def device(self) -> torch.device:
-        """Where proposals are expected."""
-        return self._batch.device
 
     @property
     def processes_logits(self) -> bool:
@@ -80,16 +79,9 @@ class DraftContext:
         Their text depends on what is drafted and is promised to repeat: what a drafter learnt from
         other sequences must not be used for them.
         """
-        repeats = [
-            state.params.seed is not None and not state.params.greedy and not self._draws.coupled
-            for state in self._batch.states
-        ]
-        return np.array(repeats, dtype=np.bool_)
-
-    @property
-    def learning(self) -> bool:
-        """Whether a drafter may learn from this round. An enumeration walks all its outcomes."""
-        return self._learning
+        params = [state.params for state in self._batch.states]
+        seeded = [each.seed is not None and not each.greedy for each in params]
+        return np.array(seeded, dtype=np.bool_) & (not self._draws.coupled)
 
     @property
     def prompt_lengths(self) -> NDArray[np.int64]:
@@ -272,12 +264,9 @@ class DraftContext:
         Of noise made ahead, all: asking for the counts would wait for the device.
         """
         drawn = (self._depth > level) & ~self._deterministic
-        there = np.ones((*counts.shape, most), dtype=np.bool_) & drawn[:, None, None]
-        return (
-            there
-            if self._draws.ahead
-            else there & (np.arange(most) < counts.cpu().numpy()[..., None])
-        )
+        wanted = most if self._draws.ahead else counts.cpu().numpy()[..., None]
+        there = np.broadcast_to(np.arange(most) < wanted, (*counts.shape, most))
+        return there & drawn[:, None, None]
 
     def _deterministic_rows(self, device: torch.device) -> Tensor:
         return sent(torch.from_numpy(self._deterministic), device)[:, None, None]
