@@ -37,6 +37,7 @@ class DraftContext:
         device: where proposals are expected.
         learning: whether a drafter may learn from this round. An enumeration walks all its
             outcomes.
+        confidence: the draft's confidence in each token drawn so far, float64 [B, n].
         finite: for each distribution made, [B, M] numbers that are finite where it is.
     """
 
@@ -64,7 +65,7 @@ class DraftContext:
             self._params = sampling.GREEDY if greedy else batch.drafting
         self._depth = plan.depth
         self._latest: tuple[Tensor, Distributions] | None = None
-        self._confidence: list[NDArray[np.float64]] = []
+        self.confidence: NDArray[np.float64] = np.empty((len(batch.states), 0))
         self.finite: list[Tensor] = []
 
     @property
@@ -137,24 +138,18 @@ class DraftContext:
             confidence: how likely the tokens drawn last are kept, [B], if the model says so itself;
                 None goes by how sure the distributions are.
         """
-        stop, drawn = self._plan.stop, len(self._confidence) + 1
+        stop, drawn = self._plan.stop, self.confidence.shape[1] + 1
         if stop is None or self._latest is None or drawn > self._plan.deepest:
             return self._depth
-        own = None if confidence is None else confidence.double().cpu().numpy()
-        self._confidence.append(self._latest_confidence() if own is None else own)
+        said = None if confidence is None else confidence.double().cpu().numpy()
+        latest = self._latest_confidence() if said is None else said
+        self.confidence = np.column_stack([self.confidence, latest])
         self._latest = None
         drafting = self._depth > drawn
         if drafting.any():
             ending = drafting & ~stop.continues(self.confidence, drafting)
             self._depth = np.where(ending, drawn, self._depth)
         return self._depth
-
-    @property
-    def confidence(self) -> NDArray[np.float64]:
-        """The draft's confidence in each token drawn so far, float64 [B, n]."""
-        if not self._confidence:
-            return np.empty((len(self._batch.states), 0))
-        return np.stack(self._confidence, 1)
 
     def _latest_confidence(self) -> NDArray[np.float64]:
         """1 - sqrt(scale * H) of the distributions that the last tokens were drawn from, [B]."""

@@ -149,7 +149,6 @@ class SuffixDrafter(LookupDrafter):
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget these sequences; nothing is learnt of those that did not end."""
-        del discard
         for sequence_id in sequence_ids:
             self._learnable.pop(sequence_id, None)
 
