@@ -152,12 +152,7 @@ def _encoder(tokenizer: Any, *, special: bool) -> Callable[[str], list[int]]:
     backend.encode_special_tokens = given.encode_special_tokens
     backend.no_padding()
     backend.no_truncation()
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=special).ids
-        return ids
-
-    return encode
+    return lambda text: backend.encode(text, add_special_tokens=special).ids
 
 
 def _split(data: bytes) -> tuple[str, tuple[int, int], bytes]:
