@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module
+from transformers import DynamicCache
 
 from ...errors import ModelError
 from ...runtimes.transformers import attention
@@ -223,12 +224,12 @@ class MtpNet(Module):
 
     def keyed(self) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of one token; see `HeadNet.keyed`."""
-        kept = _Kept()
+        cache = DynamicCache()
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.fc.weight.device)
         before = self.fc.weight.new_zeros(1, 1, len(self.fc.weight))
         with torch.inference_mode():
-            self(token, before, token, {"full_attention": before[..., None, :1]}, kept)
-        return kept.found
+            self(token, before, token, {"full_attention": before[..., None, :1]}, cache)
+        return [(layer.keys, layer.values) for layer in cache.layers]
 
     def fused(self, states: Tensor) -> Tensor:
         """Return the states [n, H] of the target's last layer, [n, 1, H]."""
@@ -258,15 +259,3 @@ class MtpNet(Module):
         """Return logits, and what recurs; see `HeadNet.finished`."""
         normed = self.norm(states)
         return self.lm_head(normed), normed if self._layout.normed else states
-
-
-class _Kept:
-    """Takes the keys and values of a forward, in the place of a cache."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[Tensor, Tensor]] = []
-
-    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keep a layer's."""
-        self.found.append((keys, values))
-        return keys, values
