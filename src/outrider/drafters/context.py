@@ -35,6 +35,8 @@ class DraftContext:
 
     Attributes:
         device: where proposals are expected.
+        processes_logits: whether distributions depend on the tokens drafted before: `distribution`
+            needs them.
         learning: whether a drafter may learn from this round. An enumeration walks all its
             outcomes.
         confidence: the draft's confidence in each token drawn so far, float64 [B, n].
@@ -56,6 +58,7 @@ class DraftContext:
         self._plan = plan
         self._pipeline = pipeline
         self.device = batch.device
+        self.processes_logits = pipeline is not None
         self.learning = learning
         self._children_kind = config.tree_children
         greedy = config.draft_sample_method == "greedy"
@@ -67,11 +70,6 @@ class DraftContext:
         self._latest: tuple[Tensor, Distributions] | None = None
         self.confidence: NDArray[np.float64] = np.empty((len(batch.states), 0))
         self.finite: list[Tensor] = []
-
-    @property
-    def processes_logits(self) -> bool:
-        """Whether distributions depend on the tokens drafted before: `distribution` needs them."""
-        return self._pipeline is not None
 
     @property
     def local(self) -> NDArray[np.bool_]:
@@ -136,33 +134,29 @@ class DraftContext:
 
         Args:
             confidence: how likely the tokens drawn last are kept, [B], if the model says so itself;
-                None goes by how sure the distributions are.
+                None goes by their distributions' entropy H: 1 - sqrt(scale * H).
         """
         stop, drawn = self._plan.stop, self.confidence.shape[1] + 1
         if stop is None or self._latest is None or drawn > self._plan.deepest:
             return self._depth
-        said = None if confidence is None else confidence.double().cpu().numpy()
-        latest = self._latest_confidence() if said is None else said
-        self.confidence = np.column_stack([self.confidence, latest])
+        if confidence is None:
+            logits, made = self._latest
+            if made.probs is None or self._deterministic.any():
+                # A point mass says nothing of how sure the draft is.
+                made, _ = sampling.distributions(logits, self._batch.ranking)
+            assert made.probs is not None
+            # How a float32 sum rounds depends on how rows are shared out among threads.
+            entropy = torch.special.entr(made.probs).sum(-1, dtype=torch.float64)
+            sure = (1 - np.sqrt(_ENTROPY_SCALE * entropy.cpu().numpy())).clip(min=0)
+        else:
+            sure = confidence.double().cpu().numpy()
+        self.confidence = np.column_stack([self.confidence, sure])
         self._latest = None
         drafting = self._depth > drawn
         if drafting.any():
             ending = drafting & ~stop.continues(self.confidence, drafting)
             self._depth = np.where(ending, drawn, self._depth)
         return self._depth
-
-    def _latest_confidence(self) -> NDArray[np.float64]:
-        """1 - sqrt(scale * H) of the distributions that the last tokens were drawn from, [B]."""
-        assert self._latest is not None
-        logits, made = self._latest
-        if made.probs is None or self._deterministic.any():
-            # A point mass says nothing of how sure the draft is.
-            made, _ = sampling.distributions(logits, self._batch.ranking)
-        assert made.probs is not None
-        # How a float32 sum rounds depends on how rows are shared out among threads.
-        entropy = torch.special.entr(made.probs).sum(-1, dtype=torch.float64)
-        confidence: NDArray[np.float64] = 1 - np.sqrt(_ENTROPY_SCALE * entropy.cpu().numpy())
-        return confidence.clip(min=0)
 
     def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distributions:
         """Make the distributions that the rows' own parameters ask for.
