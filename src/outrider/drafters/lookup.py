@@ -66,6 +66,12 @@ class Candidate:
         parents = None if self.parents is None else names[self.parents[chosen]]
         return Candidate(self.tokens[chosen], self.confidence[chosen], parents)
 
+    def likeliest(self, reach: NDArray[np.float64], count: int) -> Candidate:
+        """Return the `count` tokens that are likeliest to be reached: each with its parents."""
+        chosen = np.zeros(len(self), dtype=np.bool_)
+        chosen[np.argsort(-reach, kind="stable")[:count]] = True
+        return self.part(chosen)
+
     def until(self, stop_ids: frozenset[int]) -> Candidate:
         """Return what does not lie behind one of these tokens."""
         if stop_ids.isdisjoint(self.tokens.tolist()):
@@ -103,9 +109,7 @@ class ScoredCandidate:
         if plan.stop is None or not len(self.candidate):
             return self.candidate
         count = plan.stop.lookup(row, np.sort(self.reach)[::-1])
-        chosen = np.zeros(len(self.candidate), dtype=np.bool_)
-        chosen[np.argsort(-self.reach, kind="stable")[:count]] = True
-        return self.candidate.part(chosen)
+        return self.candidate.likeliest(self.reach, count)
 
 
 class LookupDrafter(Drafter):

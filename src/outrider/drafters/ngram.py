@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config.validation import integer
 from ..types.records import DraftPlan, Prefix
@@ -41,14 +42,20 @@ class NgramDrafter(LookupDrafter):
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> list[Candidate]:
         """Return what followed the longest and most recent match; nothing if there is none."""
-        made = []
-        for prefix, depth in zip(prefixes, plan.depth.tolist(), strict=True):
-            tokens, candidate = prefix.tokens, NOTHING
-            found = matches(tokens[:-1], tokens[-self.prompt_lookup_max :]) if depth else []
-            if found and found[0][1] >= self.prompt_lookup_min:
-                places, matched = found[0]
-                # A match that runs into the end of the sequence repeats itself, as a loop does.
-                drafted = np.resize(tokens[places[-1] : places[-1] + depth], depth)
-                candidate = Candidate(drafted, match_confidence(matched, np.arange(1, depth + 1)))
-            made.append(candidate)
-        return made
+        rows = zip(prefixes, plan.depth.tolist(), strict=True)
+        return [self.lookup(prefix.tokens, depth) for prefix, depth in rows]
+
+    def lookup(self, tokens: NDArray[np.int64], depth: int) -> Candidate:
+        """Return `depth` tokens that followed an earlier occurrence of the last tokens, or none.
+
+        Args:
+            tokens: the sequence so far, int64 [L].
+            depth: how many tokens are wanted.
+        """
+        found = matches(tokens[:-1], tokens[-self.prompt_lookup_max :]) if depth else []
+        if not found or found[0][1] < self.prompt_lookup_min:
+            return NOTHING
+        places, matched = found[0]
+        # A match that runs into the end of the sequence repeats itself, as a loop does.
+        drafted = np.resize(tokens[places[-1] : places[-1] + depth], depth)
+        return Candidate(drafted, match_confidence(matched, np.arange(1, depth + 1)))
