@@ -35,8 +35,6 @@ class DraftContext:
 
     Attributes:
         device: where proposals are expected.
-        processes_logits: whether distributions depend on the tokens drafted before: `distribution`
-            needs them.
         learning: whether a drafter may learn from this round. An enumeration walks all its
             outcomes.
         confidence: the draft's confidence in each token drawn so far, float64 [B, n].
@@ -58,7 +56,6 @@ class DraftContext:
         self._plan = plan
         self._pipeline = pipeline
         self.device = batch.device
-        self.processes_logits = pipeline is not None
         self.learning = learning
         self._children_kind = config.tree_children
         greedy = config.draft_sample_method == "greedy"
@@ -70,6 +67,11 @@ class DraftContext:
         self._latest: tuple[Tensor, Distributions] | None = None
         self.confidence: NDArray[np.float64] = np.empty((len(batch.states), 0))
         self.finite: list[Tensor] = []
+
+    @property
+    def processes_logits(self) -> bool:
+        """Whether distributions depend on the tokens drafted before: `distribution` needs them."""
+        return self._pipeline is not None
 
     @property
     def local(self) -> NDArray[np.bool_]:
