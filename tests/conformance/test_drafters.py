@@ -120,7 +120,7 @@ class Eager(SuffixDrafter):
     """Learns from rounds that are none."""
 
     def candidates(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> list[Candidate]:
-        ctx._learning = True
+        ctx.learning = True
         return super().candidates(prefixes, plan, ctx)
 
 

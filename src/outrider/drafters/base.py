@@ -54,7 +54,6 @@ class Drafter(ABC):
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget sequences that end; with `discard`, share nothing of them. Ids may be unknown."""
-        del sequence_ids, discard
 
     def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
         """Receive the hidden states of what the target computed, if `hidden_layers` names some.
@@ -65,7 +64,6 @@ class Drafter(ABC):
                 emitted last, nor of a new sequence's first ones that are `known`. The layers are
                 `hidden_layers`, in that order.
         """
-        del hidden
 
     def known(self, prefix: Prefix) -> int:
         """Return of how many first tokens of a sequence it knows the states.
@@ -77,7 +75,6 @@ class Drafter(ABC):
 
     def observe_output(self, prefixes: Sequence[Prefix]) -> None:
         """Learn from whole sequences that ended; they are released next."""
-        del prefixes
 
     def prefill(self, prefix: Prefix, most: int) -> int:
         """Prefill a part of a long prompt by a model of the drafter's own; see `Runtime.prefill`.
@@ -85,7 +82,6 @@ class Drafter(ABC):
         Returns:
             How many tokens are still missing.
         """
-        del prefix, most
         return 0
 
 

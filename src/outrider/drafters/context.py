@@ -31,9 +31,13 @@ class DraftContext:
         plan: how far each row is drafted; rows beyond their depth draw nothing.
         config: how drafts are sampled.
         pipeline: what is done to the draft's logits; None for nothing.
-        learning: whether a drafter may learn from the round.
+        learning: see the attribute.
 
     Attributes:
+        device: where proposals are expected.
+        learning: whether a drafter may learn from this round. An enumeration walks all its
+            outcomes.
+        confidence: the draft's confidence in each token drawn so far, float64 [B, n].
         finite: for each distribution made, [B, M] numbers that are finite where it is.
     """
 
@@ -51,7 +55,8 @@ class DraftContext:
         self._draws = draws
         self._plan = plan
         self._pipeline = pipeline
-        self._learning = learning
+        self.device = batch.device
+        self.learning = learning
         self._children_kind = config.tree_children
         greedy = config.draft_sample_method == "greedy"
         self._deterministic = np.array(batch.deterministic) | greedy
@@ -60,13 +65,8 @@ class DraftContext:
             self._params = sampling.GREEDY if greedy else batch.drafting
         self._depth = plan.depth
         self._latest: tuple[Tensor, Distributions] | None = None
-        self._confidence: list[NDArray[np.float64]] = []
+        self.confidence: NDArray[np.float64] = np.empty((len(batch.states), 0))
         self.finite: list[Tensor] = []
-
-    @property
-    def device(self) -> torch.device:
-        """Where proposals are expected."""
-        return self._batch.device
 
     @property
     def processes_logits(self) -> bool:
@@ -80,16 +80,9 @@ class DraftContext:
         Their text depends on what is drafted and is promised to repeat: what a drafter learnt from
         other sequences must not be used for them.
         """
-        repeats = [
-            state.params.seed is not None and not state.params.greedy and not self._draws.coupled
-            for state in self._batch.states
-        ]
-        return np.array(repeats, dtype=np.bool_)
-
-    @property
-    def learning(self) -> bool:
-        """Whether a drafter may learn from this round. An enumeration walks all its outcomes."""
-        return self._learning
+        params = [state.params for state in self._batch.states]
+        seeded = [each.seed is not None and not each.greedy for each in params]
+        return np.array(seeded, dtype=np.bool_) & (not self._draws.coupled)
 
     @property
     def prompt_lengths(self) -> NDArray[np.int64]:
@@ -143,39 +136,29 @@ class DraftContext:
 
         Args:
             confidence: how likely the tokens drawn last are kept, [B], if the model says so itself;
-                None goes by how sure the distributions are.
+                None goes by their distributions' entropy H: 1 - sqrt(scale * H).
         """
-        stop, drawn = self._plan.stop, len(self._confidence) + 1
+        stop, drawn = self._plan.stop, self.confidence.shape[1] + 1
         if stop is None or self._latest is None or drawn > self._plan.deepest:
             return self._depth
-        own = None if confidence is None else confidence.double().cpu().numpy()
-        self._confidence.append(self._latest_confidence() if own is None else own)
+        if confidence is None:
+            logits, made = self._latest
+            if made.probs is None or self._deterministic.any():
+                # A point mass says nothing of how sure the draft is.
+                made, _ = sampling.distributions(logits, self._batch.ranking)
+            assert made.probs is not None
+            # How a float32 sum rounds depends on how rows are shared out among threads.
+            entropy = torch.special.entr(made.probs).sum(-1, dtype=torch.float64)
+            sure = (1 - np.sqrt(_ENTROPY_SCALE * entropy.cpu().numpy())).clip(min=0)
+        else:
+            sure = confidence.double().cpu().numpy()
+        self.confidence = np.column_stack([self.confidence, sure])
         self._latest = None
         drafting = self._depth > drawn
         if drafting.any():
             ending = drafting & ~stop.continues(self.confidence, drafting)
             self._depth = np.where(ending, drawn, self._depth)
         return self._depth
-
-    @property
-    def confidence(self) -> NDArray[np.float64]:
-        """The draft's confidence in each token drawn so far, float64 [B, n]."""
-        if not self._confidence:
-            return np.empty((len(self._batch.states), 0))
-        return np.stack(self._confidence, 1)
-
-    def _latest_confidence(self) -> NDArray[np.float64]:
-        """1 - sqrt(scale * H) of the distributions that the last tokens were drawn from, [B]."""
-        assert self._latest is not None
-        logits, made = self._latest
-        if made.probs is None or self._deterministic.any():
-            # A point mass says nothing of how sure the draft is.
-            made, _ = sampling.distributions(logits, self._batch.ranking)
-        assert made.probs is not None
-        # How a float32 sum rounds depends on how rows are shared out among threads.
-        entropy = torch.special.entr(made.probs).sum(-1, dtype=torch.float64)
-        confidence: NDArray[np.float64] = 1 - np.sqrt(_ENTROPY_SCALE * entropy.cpu().numpy())
-        return confidence.clip(min=0)
 
     def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distributions:
         """Make the distributions that the rows' own parameters ask for.
@@ -272,12 +255,9 @@ class DraftContext:
         Of noise made ahead, all: asking for the counts would wait for the device.
         """
         drawn = (self._depth > level) & ~self._deterministic
-        there = np.ones((*counts.shape, most), dtype=np.bool_) & drawn[:, None, None]
-        return (
-            there
-            if self._draws.ahead
-            else there & (np.arange(most) < counts.cpu().numpy()[..., None])
-        )
+        wanted = most if self._draws.ahead else counts.cpu().numpy()[..., None]
+        there = np.broadcast_to(np.arange(most) < wanted, (*counts.shape, most))
+        return there & drawn[:, None, None]
 
     def _deterministic_rows(self, device: torch.device) -> Tensor:
         return sent(self._deterministic, device)[:, None, None]

@@ -50,6 +50,8 @@ class HybridDrafter(Drafter):
     """
 
     looks_up = True
+    vocab_size: int = 0
+    """The width of its model's distributions, V."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class HybridDrafter(Drafter):
         self.models = (own, *lookups)
         self.cost_ratio = own.cost_ratio
         self.branches = own.branches
-        self._vocab_size = own.vocab_size
+        self.vocab_size = own.vocab_size
 
     @classmethod
     def usual(
@@ -87,11 +89,6 @@ class HybridDrafter(Drafter):
         """
         return cls(drafter, suffix or SuffixDrafter(), PredictionDrafter())
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the model's distributions, V."""
-        return self._vocab_size
-
     def steps(self, depth: int) -> int:
         """Return how many forwards the model takes to draft so many tokens in a row."""
         return self.drafter.steps(depth)
@@ -103,18 +100,17 @@ class HybridDrafter(Drafter):
         each = [lookup.find(prefixes, plan, ctx) for lookup in self.lookups]
         best = [max(row, key=lambda found: found.expected) for row in zip(*each, strict=True)]
         used = [self._used(found, plan, row) for row, found in enumerate(best)]
-        taken = np.array([len(candidate) > 0 for candidate in used])
-        sources = [
-            found.source if len(own) else MODEL for found, own in zip(best, used, strict=True)
-        ]
+        pairs = zip(best, used, strict=True)
+        sources = [found.source if len(own) else MODEL for found, own in pairs]
+        looked_up = proposal_of(used, sources, plan, ctx)
+        taken = looked_up.lengths > 0
         steps = np.where(taken, 0, plan.model_depth)
         if not steps.any():
-            return proposal_of(used, sources, plan, ctx)
+            return looked_up
         ctx.limit_depths(steps)
         drawn = self.drafter.propose(prefixes, DraftPlan(steps, plan.tree, plan.stop), ctx)
         if not taken.any():
             return drawn
-        looked_up = proposal_of(used, sources, plan, ctx)
         return _merged(drawn, looked_up, taken) if drawn.width else looked_up
 
     def _used(self, found: ScoredCandidate, plan: DraftPlan, row: int) -> Candidate:

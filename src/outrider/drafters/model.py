@@ -37,6 +37,9 @@ class ModelDrafter(Drafter):
         InvalidConfigError: `model` is no such model.
     """
 
+    vocab_size: int = 0
+    """The width of its distributions, V."""
+
     def __init__(self, model: Runtime, vocab_size: int | None = None) -> None:
         given: object = model
         if not isinstance(given, Runtime):
@@ -46,7 +49,7 @@ class ModelDrafter(Drafter):
         self.model = model
         self.models = (model,)
         self.branches = model.capabilities.trees and model.capabilities.drafts_trees
-        self._vocab_size = vocab_size or model.vocab_size
+        self.vocab_size = vocab_size or model.vocab_size
 
     def fresh(self, max_sequences: int) -> Self:
         """Make a drafter like this one, over the same weights, that has computed nothing yet.
@@ -58,11 +61,6 @@ class ModelDrafter(Drafter):
         other.model = self.model.fresh(max_sequences)
         other.models = (other.model,)
         return other
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the draft's distributions, V."""
-        return self._vocab_size
 
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
@@ -137,7 +135,7 @@ class ModelDrafter(Drafter):
         Drafts may be drawn from any distribution, so that this costs acceptance at most.
         """
         own = self.model.vocab_size
-        if own >= self._vocab_size or prefix.tokens.max(initial=0) < own:
+        if own >= self.vocab_size or prefix.tokens.max(initial=0) < own:
             return prefix
         return Prefix(prefix.sequence_id, np.minimum(prefix.tokens, own - 1))
 
@@ -147,7 +145,7 @@ class ModelDrafter(Drafter):
 
     def _aligned(self, logits: Tensor) -> Tensor:
         """Return the model's logits [..., own V] for the target's ids, [..., V]."""
-        surplus = logits.shape[-1] - self._vocab_size
+        surplus = logits.shape[-1] - self.vocab_size
         return logits if surplus == 0 else pad(logits, (0, -surplus), value=-torch.inf)
 
 

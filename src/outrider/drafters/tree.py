@@ -117,10 +117,10 @@ def _level(children: Children, counts: Tensor, number: int) -> _Level:
     tokens = children.tokens.flatten(1).gather(1, fed)
     rows = sent(children.distribution_rows, tokens.device).gather(1, place)
     probs = None if children.distributions is None else children.distributions.probs
-    if probs is None:
-        return _Level(tokens, follows, real, rows, None)
-    rows = torch.where(rows < 0, rows, follows * probs.shape[2] + rows)
-    return _Level(tokens, follows, real, rows, probs.flatten(1, 2))
+    if probs is not None:
+        rows = torch.where(rows < 0, rows, follows * probs.shape[2] + rows)
+        probs = probs.flatten(1, 2)
+    return _Level(tokens, follows, real, rows, probs)
 
 
 def _proposal(levels: Sequence[_Level], depth: NDArray[np.int64]) -> DraftProposal:

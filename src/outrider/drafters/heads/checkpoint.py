@@ -253,9 +253,7 @@ def read_tensors(folder: Path, begins: tuple[str, ...] = ("",)) -> dict[str, Ten
         from safetensors.torch import load_file
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     if not files:
-        raise ModelError(
-            f"{folder} has no *.safetensors or *.bin file, which hold a head's weights"
-        )
+        raise ModelError(f"{folder} has no *.safetensors or *.bin file of a head's weights")
     found: dict[str, Tensor] = {}
     try:
         for file in files:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelError
-from ...types.records import Distributions, DraftProposal, HiddenStates, Prefix
+from ...types.records import DraftProposal, HiddenStates, Prefix
 from .checkpoint import HeadConfig, read_tensors
 from .drafter import HeadDrafter
 from .loading import head_of, load_head
@@ -83,35 +84,12 @@ def _readings(config: HeadConfig, count: int) -> Iterator[tuple[str, HeadConfig]
         yield f"{name} {str(not value).lower()}", other
 
 
-class _Sample(NamedTuple):
-    """A place of a text that is drafted from.
+_Sample = tuple[Prefix, Tensor, Tensor, Tensor]
+"""A place of a text that is drafted from.
 
-    Attributes:
-        prefix: the text before it.
-        drafted: the tokens that follow in the text, int64 [1, depth - 1].
-        states: of the target's layers at the prefix's tokens before its last one, [n, L, D].
-        probs: the target's distributions of what is drafted, [depth, V].
-    """
-
-    prefix: Prefix
-    drafted: Tensor
-    states: Tensor
-    probs: Tensor
-
-
-class _Shown:
-    """Keeps the hidden states of a target's forwards; see `Watcher`."""
-
-    def __init__(self) -> None:
-        self.parts: list[Tensor] = []
-
-    def known(self, prefix: Prefix) -> int:
-        """Ask for those of all tokens."""
-        return 0
-
-    def observe_round(self, hidden: Sequence[HiddenStates]) -> None:
-        """Keep them, [n, L, D]."""
-        self.parts += [each.states for each in hidden]
+The text before it; the tokens that follow, int64 [1, depth - 1]; states of the target's layers at
+the text's tokens before its last one, [n, L, D]; its distributions of what is drafted, [depth, V].
+"""
 
 
 def _samples(
@@ -121,16 +99,16 @@ def _samples(
     places = [(row, end) for row, text in enumerate(texts) for end in range(2, len(text) - depth)]
     chosen = places[:: -(-len(places) // ANCHORS)]
     for row, same in groupby(chosen, key=itemgetter(0)):
-        text, ends, shown = texts[row], [end for _, end in same], _Shown()
-        target.with_hidden(layers, shown).prefill(Prefix(-1, text[: ends[-1]]), ends[-1])
-        states = torch.cat(shown.parts)
+        text, ends, shown = texts[row], [end for _, end in same], list[HiddenStates]()
+        watcher = SimpleNamespace(known=lambda _: 0, observe_round=shown.extend)
+        target.with_hidden(layers, watcher).prefill(Prefix(-1, text[: ends[-1]]), ends[-1])
+        states = torch.cat([each.states for each in shown])
         for end in ends:
             prefix, tokens = Prefix(-1, text[:end]), text[end : end + depth - 1]
             drafted = torch.tensor([tokens], dtype=torch.int64, device=target.device)
-            distributions = Distributions(point_masses=drafted)
-            proposal = DraftProposal(drafted, np.array([depth - 1]), distributions)
+            proposal = DraftProposal(drafted, np.array([depth - 1]), None)
             probs = target.verify([prefix], proposal).logits[0].double().softmax(-1)
-            yield _Sample(prefix, drafted, states[: end - 1], probs)
+            yield prefix, drafted, states[: end - 1], probs
         target.release([-1], discard=True)
 
 

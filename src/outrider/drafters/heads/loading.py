@@ -153,10 +153,9 @@ def misfits(config: HeadConfig, found: Mapping[str, Tensor], model: Any) -> Iter
             return
         tokens = shift + torch.arange(len(shift))
         named = tokens if there is None else there.nonzero().flatten()
-        if torch.equal(shift, named) and not torch.equal(tokens, named):
-            yield "d2t holds ids where offsets are expected: id = i + d2t[i]"
-        elif not torch.equal(tokens, named):
-            yield "d2t and t2d name different tokens"
+        if not torch.equal(tokens, named):
+            ids = "d2t holds ids where offsets are expected: id = i + d2t[i]"
+            yield ids if torch.equal(shift, named) else "d2t and t2d name different tokens"
         elif len(tokens.unique()) < len(tokens):
             yield "d2t leads two of its tokens to one id"
         elif int(tokens.min()) < 0 or int(tokens.max()) >= size or len(tokens) != config.vocab_size:

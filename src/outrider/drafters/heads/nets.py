@@ -59,7 +59,7 @@ class HeadNet(Module):
         self.fc = Linear(whole, width, bias=False)
         self.hidden_norm = norm(width, not config.eagle)
         self.layers: Any = ModuleList(
-            _layer(config, place, normed=normed) for place in range(inner.num_hidden_layers)
+            _Layer(config, place, normed=normed) for place in range(inner.num_hidden_layers)
         )
         self.norm = norm(width)
         self.lm_head = Linear(width, config.vocab_size, bias=False)
@@ -146,12 +146,8 @@ class HeadNet(Module):
                 recorded with.
             memory: what the place before returned; None for the first.
         """
-        if self.candidate_selector is not None:
-            return self.candidate_selector(logits, states, before), None
-        if self.markov_head is None:
-            return logits, None
-        bias, memory = self.markov_head(states, before, memory)
-        return logits + bias, memory
+        part: Any = self.candidate_selector or self.markov_head
+        return (logits, None) if part is None else part(logits, states, before, memory)
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's keys and values, [n, heads, D], of fused states [n, H]."""
@@ -176,54 +172,45 @@ class HeadNet(Module):
         return found
 
 
-def _layer(config: HeadConfig, place: int, *, normed: bool) -> Any:
-    """Make a decoder layer: Qwen3's, which is Llama's where queries and keys are not normed."""
-    made: Any = Qwen3DecoderLayer(config.decoder, place)
-    if config.kind == "dflash2":
-        made = _Convolved(config, place)
-    elif config.eagle and not place:
-        made = _First(config)
-    if not normed:
-        made.self_attn.q_norm = made.self_attn.k_norm = Identity()
-    return made
+class _Layer(Qwen3DecoderLayer):
+    """A layer of Qwen3, or of Llama, where queries and keys are not normed.
 
+    EAGLE's first one sees a token's embedding beside the state before it, and DFlash2's have
+    convolutions around attention and feed-forward network.
+    """
 
-class _First(Qwen3DecoderLayer):
-    """EAGLE's first layer, which sees a token's embedding beside the state before it."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        inner = config.decoder
-        super().__init__(inner, 0)
+    def __init__(self, config: HeadConfig, place: int, *, normed: bool) -> None:
+        inner, convolved = config.decoder, config.kind == "dflash2"
+        super().__init__(inner, place)
+        if not normed:
+            self.self_attn.q_norm = self.self_attn.k_norm = Identity()
         self._normed_residual = config.flag("norm_before_residual")
-        self.hidden_norm = Qwen3RMSNorm(inner.hidden_size, inner.rms_norm_eps)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            count, bias = getattr(self.self_attn, name).out_features, inner.attention_bias
-            setattr(self.self_attn, name, Linear(2 * inner.hidden_size, count, bias=bias))
+        self.hidden_norm: Any = None
+        if config.eagle and not place:
+            self.hidden_norm = Qwen3RMSNorm(inner.hidden_size, inner.rms_norm_eps)
+            for name in ("q_proj", "k_proj", "v_proj"):
+                count, bias = getattr(self.self_attn, name).out_features, inner.attention_bias
+                setattr(self.self_attn, name, Linear(2 * inner.hidden_size, count, bias=bias))
+        self.attention_conv = _Convolution(config) if convolved else _applied
+        self.mlp_conv = _Convolution(config) if convolved else _applied
 
     def forward(self, hidden_states: Tensor, **attending: Any) -> Tensor:
-        """Make states [B, q, H] of embeddings and states side by side, [B, q, 2 H]."""
-        embedded, states = hidden_states.chunk(2, -1)
-        normed = self.hidden_norm(states)
-        seen = torch.cat([self.input_layernorm(embedded), normed], -1)
-        states = normed if self._normed_residual else states
-        states = states + self.self_attn(seen, **attending)[0]
-        made: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return made
-
-
-class _Convolved(Qwen3DecoderLayer):
-    """DFlash2's layer: with convolutions around attention and feed-forward network."""
-
-    def __init__(self, config: HeadConfig, place: int) -> None:
-        super().__init__(config.decoder, place)
-        self.attention_conv, self.mlp_conv = _Convolution(config), _Convolution(config)
-
-    def forward(self, hidden_states: Tensor, **attending: Any) -> Tensor:
-        """Transform states [B, m, H]."""
-        states, seen = hidden_states, self.input_layernorm(hidden_states)
+        """Transform states [B, q, H]; of EAGLE's first layer embeddings and states [B, q, 2 H]."""
+        if self.hidden_norm is None:
+            states, seen = hidden_states, self.input_layernorm(hidden_states)
+        else:
+            embedded, states = hidden_states.chunk(2, -1)
+            normed = self.hidden_norm(states)
+            seen = torch.cat([self.input_layernorm(embedded), normed], -1)
+            states = normed if self._normed_residual else states
         states = states + self.attention_conv(seen, lambda x: self.self_attn(x, **attending)[0])
         made: Tensor = states + self.mlp_conv(self.post_attention_layernorm(states), self.mlp)
         return made
+
+
+def _applied(states: Tensor, wrapped: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply what is wrapped, without convolutions."""
+    return wrapped(states)
 
 
 class _Convolution(Module):
@@ -242,15 +229,11 @@ class _Convolution(Module):
         taps = self.base_kernel.shape[1]
         kernels = self.kernel_projection(states).unflatten(-1, (2, taps, -1))
         kernels = kernels.repeat_interleave(self._group, -1) + self.base_kernel
-        first, second = kernels.unbind(2)
-        return _convolved(wrapped(_convolved(states, first)), second)
-
-
-def _convolved(states: Tensor, kernels: Tensor) -> Tensor:
-    """Convolve states [B, m, H] with a kernel of its own for each, [B, m, taps, H]."""
-    taps = kernels.shape[2]
-    shifted = pad(states, (0, 0, taps - 1, 0)).unfold(1, taps, 1).flip(-1)
-    return torch.einsum("bmht,bmth->bmh", shifted, kernels)
+        for place, kernel in enumerate(kernels.unbind(2)):
+            states = wrapped(states) if place else states
+            shifted = pad(states, (0, 0, taps - 1, 0)).unfold(1, taps, 1).flip(-1)
+            states = torch.einsum("bmht,bmth->bmh", shifted, kernel)
+        return states
 
 
 class _Markov(Module):
@@ -267,8 +250,10 @@ class _Markov(Module):
         elif self._kind == "rnn":
             self.joint_proj = Linear(2 * rank + width, 3 * rank)
 
-    def forward(self, states: Tensor, before: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        """Return what is added to a place's logits, and the memory; see `HeadNet.draws`."""
+    def forward(
+        self, logits: Tensor, states: Tensor, before: Tensor, memory: Any
+    ) -> tuple[Tensor, Any]:
+        """Return the logits of a place, and the memory; see `HeadNet.draws`."""
         known = self.markov_w1(before)
         if self._kind == "gated":
             known = torch.sigmoid(self.gate_proj(torch.cat([states, known], -1))) * known
@@ -278,7 +263,7 @@ class _Markov(Module):
             gate, new, out = joint.chunk(3, -1)
             memory = torch.lerp(torch.tanh(new), memory, torch.sigmoid(gate))
             known = torch.tanh(out)
-        return self.markov_w2(known), memory
+        return logits + self.markov_w2(known), memory
 
 
 class _Selector(Module):
@@ -292,12 +277,12 @@ class _Selector(Module):
         self.successor_codebook = Parameter(torch.empty(size, rank))
         self.hidden_projection = Linear(config.decoder.hidden_size, rank, bias=False)
 
-    def forward(self, logits: Tensor, states: Tensor, before: Tensor) -> Tensor:
-        """Return the logits of a place; see `HeadNet.draws`."""
+    def forward(self, logits: Tensor, states: Tensor, before: Tensor, _: Any) -> tuple[Tensor, Any]:
+        """Return the logits of a place, and no memory; see `HeadNet.draws`."""
         best, tokens = logits.topk(self._candidates, -1)
         context = self.predecessor_codebook[before] * self.hidden_projection(states)
         scores = (context[:, None] * self.successor_codebook[tokens]).sum(-1)
-        return torch.full_like(logits, -torch.inf).scatter(-1, tokens, best + scores)
+        return torch.full_like(logits, -torch.inf).scatter(-1, tokens, best + scores), None
 
 
 class _Refiner(Module):

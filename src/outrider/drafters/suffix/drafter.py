@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 
 import numpy as np
@@ -90,10 +91,8 @@ class SuffixDrafter(LookupDrafter):
     ) -> None:
         self._max_match = integer("max_match", max_match, 1)
         expected = f"an integer in 1..max_match={max_match}"
-        self._limits = Limits(
-            depth=0,
-            tokens=0,
-            branches=False,
+        self._limits = partial(
+            Limits,
             factor=real("max_spec_factor", max_spec_factor, "a number > 0", lambda x: x > 0),
             offset=real("max_spec_offset", max_spec_offset, "a number >= 0", lambda x: x >= 0),
             least=real(
@@ -130,9 +129,7 @@ class SuffixDrafter(LookupDrafter):
         for prefix, depth, tokens, prompt_length, local in rows:
             if ctx.learning:
                 self._learnable[prefix.sequence_id] = int(prompt_length)
-            limits = replace(
-                self._limits, depth=depth, tokens=tokens, branches=plan.tree is not None
-            )
+            limits = self._limits(depth, tokens, plan.tree is not None)
             last = prefix.tokens[-self._max_match :]
             best = best_draft(prefix.tokens, last, limits)
             if not local:
@@ -149,7 +146,6 @@ class SuffixDrafter(LookupDrafter):
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget these sequences; nothing is learnt of those that did not end."""
-        del discard
         for sequence_id in sequence_ids:
             self._learnable.pop(sequence_id, None)
 

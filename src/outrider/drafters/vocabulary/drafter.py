@@ -12,6 +12,7 @@ each token a point mass.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -23,9 +24,9 @@ from torch import Tensor
 from ...config.validation import choice
 from ...errors import VocabMismatchError
 from ...runtimes.base import Cursor, Runtime
-from ...types.records import Distributions, DraftPlan, DraftProposal, Prefix
-from ...types.transfer import sent
+from ...types.records import DraftPlan, DraftProposal, Prefix
 from ..base import DraftContext
+from ..lookup import Candidate, proposal_of
 from ..model import ModelDrafter
 from .respelling import Respeller, Writer
 from .spelling import Spelling, counterparts
@@ -120,13 +121,9 @@ class VocabularyDrafter(ModelDrafter):
             drafted.append(cursor.step(drafted[-1]).argmax(-1))
         # What a row's mates draft beyond its own depth must not change how it is written.
         rows = zip(torch.stack(drafted, 1).tolist(), depth.tolist(), strict=True)
-        runs = [self._as_target(row[:most])[:most] for row, most in rows]
-        lengths = np.array([len(run) for run in runs], dtype=np.int64)
-        tokens = np.zeros((len(runs), int(lengths.max())), dtype=np.int64)
-        for row, run in enumerate(runs):
-            tokens[row, : len(run)] = run
-        proposed = sent(tokens, ctx.device)
-        return DraftProposal(proposed, lengths, Distributions(point_masses=proposed))
+        runs = [np.array(self._as_target(row[:most])[:most], np.int64) for row, most in rows]
+        found = [Candidate(run, np.zeros(len(run))) for run in runs]
+        return replace(proposal_of(found, [self.source] * len(found), plan, ctx), confidence=None)
 
     def _as_target(self, drafted: list[int]) -> list[int]:
         """Return drafted tokens in the target's, up to the first that spells nothing."""

@@ -31,20 +31,19 @@ class Writer:
     Args:
         tokenizer: a fast tokenizer of transformers, or one that says what its tokens spell.
         spelling: what its tokens spell.
+
+    Attributes:
+        opening: the tokens that stand before every text: one that says that it starts, or none.
     """
 
     def __init__(self, tokenizer: Any, spelling: Spelling) -> None:
         self._encode = _encoder(tokenizer, special=False)
-        self._opened = _encoder(tokenizer, special=True)
+        before = _encoder(tokenizer, special=True)("")[:1]
+        self.opening = [token for token in before if token == spelling.bos]
         self.spelling = spelling
         # Some put a space before every text, which a text that goes on must not get.
         spelled = [spelling.words.get(index, b"") for index in self._encode("a")]
         self._leading_space = b"".join(spelled).startswith(b" ")
-
-    def opening(self) -> list[int]:
-        """Return the tokens that stand before every text: one that says that it starts, or none."""
-        before = self._opened("")[:1]
-        return before if before and before[0] == self.spelling.bos else []
 
     def written(self, data: bytes, *, opens: bool) -> list[int]:
         """Write a part of a text, be it cut within a character; `opens` if it is the first.
@@ -103,7 +102,9 @@ class Respeller:
             ids += piece
             start += count
         ids += self._tokens(prefix.tokens[start:].tolist(), opens=start == 0)
-        return Prefix(prefix.sequence_id, ids or [self._blank()])
+        draft = self._writer.spelling
+        marks = [mark for mark in (draft.bos, draft.eos, 0) if mark is not None]
+        return Prefix(prefix.sequence_id, ids or marks[:1])
 
     def _written_piece(self, window: tuple[int, ...], *, opens: bool) -> tuple[int, list[int]]:
         """Return how many of some tokens are a piece, and the draft's tokens for them."""
@@ -122,7 +123,7 @@ class Respeller:
             ids += self._writer.written(data, opens=first) + self._specials[token]
             data, first = b"", first and not data
         ids += self._writer.written(data, opens=first)
-        lead = self._writer.opening() if opens else []
+        lead = self._writer.opening if opens else []
         return ids if ids[: len(lead)] == lead else lead + ids
 
     def _cut(self, tokens: Sequence[int]) -> int:
@@ -140,12 +141,6 @@ class Respeller:
                 return place
         return max(1, len(tokens))
 
-    def _blank(self) -> int:
-        """Return what stands for a prefix that spells nothing."""
-        draft = self._writer.spelling
-        marks = [mark for mark in (draft.bos, draft.eos) if mark is not None]
-        return marks[0] if marks else 0
-
 
 def _encoder(tokenizer: Any, *, special: bool) -> Callable[[str], list[int]]:
     """Return what encodes a text, with the tokens that belong around one if `special`."""
@@ -157,12 +152,7 @@ def _encoder(tokenizer: Any, *, special: bool) -> Callable[[str], list[int]]:
     backend.encode_special_tokens = given.encode_special_tokens
     backend.no_padding()
     backend.no_truncation()
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=special).ids
-        return ids
-
-    return encode
+    return lambda text: backend.encode(text, add_special_tokens=special).ids
 
 
 def _split(data: bytes) -> tuple[str, tuple[int, int], bytes]:

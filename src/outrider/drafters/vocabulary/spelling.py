@@ -128,9 +128,7 @@ def _reader(tokenizer: Any, backend: Any) -> Callable[[str], bytes | None]:
 
 def _parts(decoder: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the parts of a decoder by their type, the first of each."""
-    if decoder["type"] == "Sequence":
-        found: dict[str, dict[str, Any]] = {}
-        for part in decoder["decoders"]:
-            found = _parts(part) | found
-        return found
-    return {decoder["type"]: decoder}
+    if decoder["type"] != "Sequence":
+        return {decoder["type"]: decoder}
+    parts = [_parts(part) for part in reversed(decoder["decoders"])]
+    return {kind: part for found in parts for kind, part in found.items()}
