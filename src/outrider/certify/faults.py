@@ -94,13 +94,12 @@ def in_the_round(tamper: Callable[[Any], None]) -> Any:
     return propose
 
 
-def afterwards(change: Callable[[DraftProposal, Any], DraftProposal]) -> Any:
+def afterwards(change: Callable[[Any, Any], DraftProposal]) -> Any:
     """Make a drafter's class: sound, but for a change of its proposals and their probabilities."""
 
     @instead(ModelDrafter, "propose")
     def propose(*given: Any) -> DraftProposal:
-        sound = ModelDrafter.propose(*given)
-        assert sound.distributions is not None
+        sound: Any = ModelDrafter.propose(*given)
         return change(sound, sound.distributions.probs)
 
     return propose
@@ -133,8 +132,7 @@ def cut_after_drawing(ctx: Any) -> None:
     """Draw from all tokens of `with_a_token_more`, and take the one more for the first."""
     pick = ctx.pick
 
-    def mapped(made: Distributions, place: int) -> Any:
-        assert made.probs is not None
+    def mapped(made: Any, place: int) -> Any:
         whole = made.probs.clone()
         whole[:, 0] *= 1.5
         return pick(Distributions(probs=whole / whole.sum(-1, keepdim=True)), place)
@@ -180,9 +178,8 @@ def drops_unlikely_tokens(sound: DraftProposal, probs: Tensor) -> DraftProposal:
 
 
 @afterwards
-def ranks_drawn_nodes_away(sound: DraftProposal, probs: Tensor) -> DraftProposal:
+def ranks_drawn_nodes_away(sound: Any, probs: Tensor) -> Any:
     """Keep the likelier two of three drawn siblings."""
-    assert sound.distribution_rows is not None
     likelihood = probs[:, 0].gather(-1, sound.tokens)
     kept = likelihood.argsort(-1, descending=True)[:, :2].sort(-1).values
     return replace(
@@ -195,17 +192,15 @@ def ranks_drawn_nodes_away(sound: DraftProposal, probs: Tensor) -> DraftProposal
 
 
 @afterwards
-def siblings_share_a_distribution(sound: DraftProposal, _: Tensor) -> DraftProposal:
+def siblings_share_a_distribution(sound: Any, _: Tensor) -> Any:
     """Draw siblings without replacement, and report the first one's distribution for all."""
-    assert sound.distribution_rows is not None
     rows = np.repeat(sound.distribution_rows[:, :1], sound.width, 1)
     return replace(sound, distribution_rows=rows)
 
 
 @afterwards
-def siblings_in_another_order(sound: DraftProposal, _: Tensor) -> DraftProposal:
+def siblings_in_another_order(sound: Any, _: Tensor) -> Any:
     """Have siblings verified in another order than they were drawn in."""
-    assert sound.distribution_rows is not None
     turned = np.ascontiguousarray(sound.distribution_rows[:, ::-1])
     return replace(sound, tokens=sound.tokens.flip(1), distribution_rows=turned)
 
@@ -224,30 +219,21 @@ def distribution_of_another_layer(
     return replace(sound, distributions=Distributions(probs=probs))
 
 
-# Sources of chance; the first three change keys [B, 5] in place
+# Sources of chance; first a column of keys, and what takes the place of its entries [B]
 
 
-def fixed(column: int, value: int) -> Callable[[Keys], None]:
+def fixed(column: int, value: int) -> tuple[int, Callable[[Keys], Any]]:
     """Set one of the five entries of keys, for all draws."""
-
-    def change(keys: Keys) -> None:
-        keys[:, column] = value
-
-    return change
+    return column, lambda _: value
 
 
-def confused(purpose: int, other: int) -> Callable[[Keys], None]:
+def confused(purpose: int, other: int) -> tuple[int, Callable[[Keys], Any]]:
     """Take one purpose of a draw for another."""
-
-    def change(keys: Keys) -> None:
-        keys[:, 3][keys[:, 3] == purpose] = other
-
-    return change
+    return 3, lambda purposes: np.where(purposes == purpose, other, purposes)
 
 
-def by_place(keys: Keys) -> None:
-    """Mix the row's place in the batch into the stream key."""
-    keys[:, 0] ^= np.arange(len(keys), dtype=np.uint64)
+by_place = 0, lambda streams: streams ^ np.arange(len(streams), dtype=np.uint64)
+"""Mix the row's place in the batch into the stream key."""
 
 
 class SqueezedUniforms(Philox4x32):
@@ -261,12 +247,8 @@ class SqueezedUniforms(Philox4x32):
 class NoiseByRound(Philox4x32):
     """Coupled noise that depends on how many positions a call asks about."""
 
-    def race_at(self, keys: Keys, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Noise of another stream for every size of call."""
-        return super().race_at(keys + np.array([0, len(keys), 0, 0, 0], dtype=np.uint64), tokens)
-
     def race(self, keys: Keys, size: int) -> NDArray[np.float64]:
-        """Likewise."""
+        """Noise of another stream for every size of call."""
         return super().race(keys + np.array([0, len(keys), 0, 0, 0], dtype=np.uint64), size)
 
 

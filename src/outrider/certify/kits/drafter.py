@@ -27,10 +27,7 @@ from ...types.finding import Finding
 from ...types.plan import DraftPlan, DraftTree
 from ...types.records import MODEL, DraftProposal, Prefix
 from .drafter_round import Outcome, TrialContext, outcomes, release
-from .runner import require, run
-
-TOLERANCE = 1e-12
-"""How far two probabilities of the same outcome may differ."""
+from .runner import TOLERANCE, require, run
 
 PROMPT = (0, 1, 0, 1, 0)
 """Its last tokens have occurred before, so that there is something to look up."""

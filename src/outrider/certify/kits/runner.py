@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 
 from ...types.finding import Finding
 
+TOLERANCE = 1e-12
+"""The largest error in the probability of any outcome that rounding is allowed."""
+
 Check = Callable[[], str | None]
 """Says what it measured, and raises where the property does not hold."""
 

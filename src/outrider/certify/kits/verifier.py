@@ -24,9 +24,8 @@ from ...types.finding import Finding
 from ...types.records import Distributions, DraftProposal
 from ...verification import Method, Tree, Verifier
 from ..contracts import CheckedMethod, described
-from .runner import require, run
+from .runner import TOLERANCE, require, run
 
-TOLERANCE = 1e-12
 PROPERTIES = (
     "stop distribution sums to one",
     "residuals are distributions",
