@@ -87,20 +87,22 @@ def in_the_round(tamper: Callable[[Any], None]) -> Any:
 
     @instead(ModelDrafter, "propose")
     def propose(drafter: ModelDrafter, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
-        changed = copy(ctx)
-        tamper(changed)
+        tamper(changed := copy(ctx))
         return ModelDrafter.propose(drafter, prefixes, plan, changed)
 
     return propose
 
 
-def afterwards(change: Callable[[Any, Any], DraftProposal]) -> Any:
-    """Make a drafter's class: sound, but for a change of its proposals and their probabilities."""
+def afterwards(change: Callable[[Any, Any], dict[str, Any]]) -> Any:
+    """Make a drafter's class: sound, but for the fields of its proposals that a function changes.
+
+    The function is given the proposal, and the probabilities [B, R, V] that are reported.
+    """
 
     @instead(ModelDrafter, "propose")
-    def propose(*given: Any) -> DraftProposal:
+    def propose(*given: Any) -> Any:
         sound: Any = ModelDrafter.propose(*given)
-        return change(sound, sound.distributions.probs)
+        return replace(sound, **change(sound, sound.distributions.probs))
 
     return propose
 
@@ -157,52 +159,49 @@ def with_a_token_more(kind: Callable[..., Any]) -> Callable[[TabularModel], Any]
     return make
 
 
-@afterwards
-def permuted_distribution(sound: DraftProposal, probs: Tensor) -> DraftProposal:
-    """Report the distribution with its columns in another order than they were drawn in."""
-    return replace(sound, distributions=Distributions(probs=probs.roll(1, -1)))
+permuted_distribution = afterwards(
+    lambda _, probs: {"distributions": Distributions(probs=probs.roll(1, -1))}
+)
+"""Report the distribution with its columns in another order than they were drawn in."""
+
+rounded_distribution = afterwards(
+    lambda _, probs: {"distributions": Distributions(probs=probs.bfloat16().to(probs.dtype))}
+)
+"""Draw in full precision, and report the distribution rounded to bfloat16."""
+
+siblings_share_a_distribution = afterwards(
+    lambda sound, _: {"distribution_rows": sound.distribution_rows[:, [0] * sound.width]}
+)
+"""Draw siblings without replacement, and report the first one's distribution for all."""
+
+siblings_in_another_order = afterwards(
+    lambda sound, _: {
+        "tokens": sound.tokens.flip(1),
+        "distribution_rows": np.ascontiguousarray(sound.distribution_rows[:, ::-1]),
+    }
+)
+"""Have siblings verified in another order than they were drawn in."""
 
 
 @afterwards
-def rounded_distribution(sound: DraftProposal, probs: Tensor) -> DraftProposal:
-    """Draw in full precision, and report the distribution rounded to bfloat16."""
-    return replace(sound, distributions=Distributions(probs=probs.bfloat16().to(probs.dtype)))
-
-
-@afterwards
-def drops_unlikely_tokens(sound: DraftProposal, probs: Tensor) -> DraftProposal:
+def drops_unlikely_tokens(sound: Any, probs: Tensor) -> dict[str, Any]:
     """Leave a sampled token out if the draft gave it little probability."""
     likely = probs.gather(-1, sound.tokens[..., None])[..., 0] >= 0.4
     kept = likely.long().cumprod(-1).sum(-1).numpy()
-    return replace(sound, lengths=np.minimum(sound.lengths, kept))
+    return {"lengths": np.minimum(sound.lengths, kept)}
 
 
 @afterwards
-def ranks_drawn_nodes_away(sound: Any, probs: Tensor) -> Any:
+def ranks_drawn_nodes_away(sound: Any, probs: Tensor) -> dict[str, Any]:
     """Keep the likelier two of three drawn siblings."""
     likelihood = probs[:, 0].gather(-1, sound.tokens)
     kept = likelihood.argsort(-1, descending=True)[:, :2].sort(-1).values
-    return replace(
-        sound,
-        tokens=sound.tokens.gather(1, kept),
-        lengths=np.minimum(sound.lengths, 2),
-        parents=np.zeros(kept.shape, dtype=np.int64),
-        distribution_rows=np.take_along_axis(sound.distribution_rows, kept.numpy(), 1),
-    )
-
-
-@afterwards
-def siblings_share_a_distribution(sound: Any, _: Tensor) -> Any:
-    """Draw siblings without replacement, and report the first one's distribution for all."""
-    rows = np.repeat(sound.distribution_rows[:, :1], sound.width, 1)
-    return replace(sound, distribution_rows=rows)
-
-
-@afterwards
-def siblings_in_another_order(sound: Any, _: Tensor) -> Any:
-    """Have siblings verified in another order than they were drawn in."""
-    turned = np.ascontiguousarray(sound.distribution_rows[:, ::-1])
-    return replace(sound, tokens=sound.tokens.flip(1), distribution_rows=turned)
+    return {
+        "tokens": sound.tokens.gather(1, kept),
+        "lengths": np.minimum(sound.lengths, 2),
+        "parents": np.zeros(kept.shape, dtype=np.int64),
+        "distribution_rows": np.take_along_axis(sound.distribution_rows, kept.numpy(), 1),
+    }
 
 
 @instead(EarlyExitDrafter, "propose")
