@@ -15,7 +15,7 @@ from ..engine.decoder import SpeculativeDecoder
 from ..errors import DraftError, InvalidConfigError
 from ..policies.base import Policy
 from ..random import DRAFT, STOP, TOKEN, philox4x32
-from ..runtimes.tabular import TabularModel, mock_pair
+from ..runtimes.tabular import mock_pair
 from ..types.finding import Finding
 from ..types.protocols import Chance
 from ..verification import Method, TokenVerification, Verifier
@@ -181,8 +181,15 @@ _metrics = partial(checks.metrics, configs=_BLOCK)
 _VARIANT = "a known wrong variant"
 
 
-def _other_vocabulary(model: TabularModel) -> Any:
-    return toys.of_another_vocabulary(model, ("aa", "", "a"))
+_OTHER_VOCABULARY = drafter(partial(toys.of_another_vocabulary, texts=("aa", "", "a")))
+
+
+def _with_a_token_more(kind: Any) -> Build:
+    return drafter(faults.with_a_token_more(kind))
+
+
+def _first_layer(kind: Any) -> Build:
+    return drafter(partial(kind, layers=1))
 
 
 def _by(
@@ -226,26 +233,14 @@ CONTROLS = (
     *_by(refused(DraftError, distribution("block")), drafter)(
         ("draft drawn in float64, verified in bfloat16", "DeepSpec", faults.rounded_distribution),
     ),
-    *_by(refused(DraftError, distribution("block")), drafter, drafter(_other_vocabulary))(
-        (
-            "other vocabulary: distribution not renormalised",
-            _VARIANT,
-            faults.with_a_token_more(faults.unfiltered_distribution),
-        ),
+    *_by(refused(DraftError, distribution("block")), _with_a_token_more, _OTHER_VOCABULARY)(
+        ("other vocabulary: not renormalised", _VARIANT, faults.unfiltered_distribution),
     ),
-    *_by(distribution("block"), drafter, drafter(_other_vocabulary))(
-        (
-            "other vocabulary: cut after drawing",
-            "unknown tokens mapped",
-            faults.with_a_token_more(faults.cut_after_drawing),
-        ),
+    *_by(distribution("block"), _with_a_token_more, _OTHER_VOCABULARY)(
+        ("other vocabulary: cut after drawing", "unknown tokens mapped", faults.cut_after_drawing),
     ),
-    *_by(early_exit_distribution, drafter, drafter(partial(EarlyExitDrafter, layers=1)))(
-        (
-            "early exit: distribution of another layer than was drawn from",
-            _VARIANT,
-            partial(faults.distribution_of_another_layer, layers=1),
-        ),
+    *_by(early_exit_distribution, _first_layer, _first_layer(EarlyExitDrafter))(
+        ("early exit: another layer's distribution", _VARIANT, faults.another_layers_distribution),
     ),
     *_by(distribution("block", "tree, drawn", 1, 4), drafter)(
         ("tree: a drawn node ranked away", "EAGLE-2, sampled", faults.ranks_drawn_nodes_away),

@@ -205,7 +205,7 @@ def ranks_drawn_nodes_away(sound: Any, probs: Tensor) -> dict[str, Any]:
 
 
 @instead(EarlyExitDrafter, "propose")
-def distribution_of_another_layer(
+def another_layers_distribution(
     drafter: EarlyExitDrafter, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any
 ) -> DraftProposal:
     """Draw from the distribution after the first layer, and report that after the second."""

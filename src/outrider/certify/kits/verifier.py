@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from ...config.params import SamplingParams
+from ...runtimes.tabular import Path, mock_pair
 from ...types import trees
 from ...types.finding import Finding
 from ...types.records import Distributions, DraftProposal
 from ...verification import Method, Tree, Verifier
 from ..contracts import CheckedMethod, described
+from ..reference import Row, filtered
 from .runner import TOLERANCE, require, run
 
 PROPERTIES = (
@@ -38,8 +40,6 @@ PROPERTIES = (
 )
 _VOCABULARY = 4
 
-Row = NDArray[np.float64]
-Path = tuple[int, ...]
 Pair = Callable[[int, Path], Row]
 """The distribution [V] of the target (0) or the drafter (1) after a path."""
 
@@ -50,18 +50,10 @@ Point masses have no rows of distributions.
 """
 
 
-def _pair(seed: int, sparse: bool) -> Pair:
-    """A target and a drafter, some of whose probabilities are zero if they are `sparse`."""
-
-    @cache
-    def row(side: int, path: Path) -> Row:
-        rng = np.random.default_rng((seed, side, *(token + 1 for token in path)))
-        row = rng.dirichlet(np.full(_VOCABULARY, 0.7))
-        if sparse and rng.random() < 0.6:
-            row[rng.integers(_VOCABULARY)] = 0.0
-        return np.asarray(row / row.sum())
-
-    return row
+def _pair(seed: int, top_k: int) -> Pair:
+    """A target and a drafter; each gives probability to so many tokens alone, or to all with 0."""
+    models, params = mock_pair(_VOCABULARY, seed, 0.0), SamplingParams(top_k=top_k)
+    return cache(lambda side, path: filtered(models[side].probabilities(path), params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +135,8 @@ def check_verifier(verifier: Verifier | Method) -> tuple[Finding, ...]:
 
 
 def _cases(with_trees: bool) -> Iterator[_Case]:
-    for seed, sparse in itertools.product(range(3), (False, True)):
-        pair = _pair(seed, sparse)
+    for seed, top_k in itertools.product(range(3), (0, 3)):
+        pair = _pair(seed, top_k)
         for depth in (1, 2, 3):
             chain = [*range(depth)]
             yield _Case("chains are exact", chain, pair, [*_drawn(chain, pair, True)])
