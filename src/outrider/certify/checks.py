@@ -32,9 +32,6 @@ from .reference import Source, distance, target_distribution
 Build = Callable[[Any, Any, SpeculativeConfig, Chance | None], SpeculativeDecoder]
 """Makes a decoder of a target, a draft (or drafter), a configuration, and a chance."""
 
-Models = tuple[Runtime, Source, Any]
-"""A target, its distribution computed apart, and a draft (or drafter)."""
-
 Report = Callable[[int, int, str], None]
 """Takes how many steps of a tier are done, of how many, and what is being done."""
 
@@ -53,9 +50,15 @@ The vectors of the Random123 distribution for philox4x32 with 10 rounds.
 
 
 def distribution(
-    build: Build, config: SpeculativeConfig, params: SamplingParams, models: Iterable[Models]
+    build: Build,
+    config: SpeculativeConfig,
+    params: SamplingParams,
+    models: Iterable[tuple[Runtime, Source, Any]],
 ) -> Finding:
-    """The largest error in the probability of any output, by enumeration, over some models."""
+    """The largest error in the probability of any output, by enumeration, over some models.
+
+    Each is a target, its distribution computed apart, and a draft (or drafter).
+    """
     error, prompt = 0.0, (0, 1, 2, 0, 1)
     for target, source, draft in models:
         found = exact_distribution(build(target, draft, config, None), prompt, params)
@@ -91,12 +94,9 @@ def keys(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
 
 def known_answers(philox: Callable[[Any, Any], Any]) -> Finding:
     """How many words of Philox4x32-10 differ from those published."""
-    wrong = 0
-    for answer in PHILOX_ANSWERS:
-        words = np.array([int(word, 16) for word in answer.split()])
-        block = philox(words[:4, None], words[4:6, None])
-        wrong += int((block[:, 0] != words[6:]).sum())
-    return _counted("known answers", wrong, 4 * len(PHILOX_ANSWERS), "words wrong")
+    words = np.array([[int(word, 16) for word in line.split()] for line in PHILOX_ANSWERS]).T
+    wrong = philox(words[:4], words[4:6]) != words[6:]
+    return _counted("known answers", int(wrong.sum()), wrong.size, "words wrong")
 
 
 def perfect_draft(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:

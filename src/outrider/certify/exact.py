@@ -15,8 +15,8 @@ from . import checks
 from .cases import DRAFTERS, METHODS, POLICIES, Measured, Part, configured, design
 from .ceilings import ceilings
 from .checks import Report
-from .contracts import described
 from .covering import Coverage
+from .kits.runner import finding
 from .spread import spread
 
 
@@ -48,7 +48,7 @@ def exact_tier(
     own = None if part is None else part.checked()
     covered, cases = design(own or Part())
     jobs: list[tuple[str, Callable[[], Any]]]
-    jobs = [(name, partial(_caught, name, run)) for name, run in _checks(own)]
+    jobs = [(name, partial(finding, name, run)) for name, run in _checks(own)]
     first = len(jobs)
     jobs += [(", ".join(case.values.values()), case.measure) for case in cases]
     finish = spread(jobs, pool if part is None else None)
@@ -58,14 +58,6 @@ def exact_tier(
         return ExactTier(covered, tuple(found[first:]), tuple(found[:first]))
 
     return tier
-
-
-def _caught(name: str, run: Callable[[], Finding]) -> Finding:
-    """What a check found; whatever it raised is a finding, too."""
-    try:
-        return run()
-    except Exception as error:
-        return Finding(name, False, described(error))
 
 
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
