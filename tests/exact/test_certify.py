@@ -297,7 +297,7 @@ def test_the_named_check_rejects_the_fault_and_not_the_engine(control: Any) -> N
 
 
 def test_a_control_without_a_fault_does_not_pass() -> None:
-    control = replace(controls.CONTROLS[0], planted=checks.shipped)
+    control = replace(controls.CONTROLS[0], planted=controls.shipped)
     assert not control.run().passed
 
 
@@ -319,7 +319,7 @@ def test_a_policy_that_writes_while_it_plans_is_rejected() -> None:
     found = checks.policies(planted, [config])
     assert not found.passed
     assert "plan changes nothing" in found.detail
-    assert checks.policies(checks.shipped, [config]).passed
+    assert checks.policies(controls.shipped, [config]).passed
 
 
 def test_cases_draft_as_deep_as_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

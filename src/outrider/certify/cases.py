@@ -25,11 +25,11 @@ from ..runtimes.tabular import TabularModel, mock_pair
 from ..types.records import Prefix, SequenceState
 from ..verification import Verifier
 from . import toys
-from .checks import TOLERANCE
 from .contracts import CheckedMethod, described
 from .covering import Coverage, coverage, covering
 from .enumeration import exact_distribution
 from .kits.policy import play
+from .kits.runner import TOLERANCE
 from .layered import head_of, layered
 from .reference import Source, distance, target_distribution
 from .toys import of_another_vocabulary
@@ -80,7 +80,6 @@ budget of nodes out where the draft is surest.
 """
 
 _SHAPES: dict[int, tuple[int, ...]] = {1: (3,), 2: (2, 1), 3: (1, 2, 1)}
-_BUDGETS = {1: 2, 2: 3, 3: 4}
 
 METHODS: tuple[Verification, ...] = tuple(
     name for name in get_args(Verification) if name not in LOSSY
@@ -238,20 +237,16 @@ class Case:
 
         Whatever the engine or the user's part raises is a finding, not the end of the tier.
         """
+        size, texts = _BATCH_SIZES[self.values["batch"]], toys.TEXTS[: self._vocab_size]
         try:
-            return self._measure()
+            target, source, draft = self._models()
+            decoder = self._decoder(target, draft, texts)
+            params = self._params(later=decoder.follows)
+            mates = _mates(decoder) if self.values["batch"] == "with others" else ()
+            found = exact_distribution(decoder, _PROMPT, params, batch_size=size, mates=mates)
+            expected = target_distribution(source, _PROMPT, params, texts)
         except Exception as error:
             return Measured(self, math.inf, 0, described(error))
-
-    def _measure(self) -> Measured:
-        target, source, draft = self._models()
-        decoder = self._decoder(target, draft)
-        params, batch = self._params(later=decoder.follows), self.values["batch"]
-        mates = _mates(decoder) if batch == "with others" else ()
-        found = exact_distribution(
-            decoder, _PROMPT, params, batch_size=_BATCH_SIZES[batch], mates=mates
-        )
-        expected = target_distribution(source, _PROMPT, params, toys.TEXTS[: self._vocab_size])
         return Measured(self, distance(found, expected), len(found))
 
     @property
@@ -260,8 +255,7 @@ class Case:
 
     @property
     def _vocab_size(self) -> int:
-        tree = self.values["drafter"].startswith("tree")
-        return 4 if self._depth == 1 and not tree else 3
+        return 4 if self._depth == 1 and not self.values["drafter"].startswith("tree") else 3
 
     def _params(self, *, later: bool) -> SamplingParams:
         """What is asked; with `later` a round more, where the first one drafts nothing."""
@@ -285,12 +279,11 @@ class Case:
         target, draft = mock_pair(self._vocab_size, self.number, agreement)
         return target, target, draft if self.part.drafter else DRAFTERS[kind][0](draft)
 
-    def _decoder(self, target: Runtime, draft: Any) -> SpeculativeDecoder:
+    def _decoder(self, target: Runtime, draft: Any, texts: tuple[str, ...]) -> SpeculativeDecoder:
         method: Any = "block" if self.part.verifier else self.values["method"]
         more = POLICIES[self.values["policy"]] | {"draft_params": DRAFTING[self.values["drafting"]]}
         config = configured(method, self.values["drafter"], self._depth, **more)
-        tokenizer = toys.tokenizer(toys.TEXTS[: self._vocab_size])
-        decoder = self.part.build(target, draft, config, tokenizer=tokenizer)
+        decoder = self.part.build(target, draft, config, tokenizer=toys.tokenizer(texts))
         if self.values["policy"] == "adaptive, measured":
             decoder.knowledge = _taught(decoder.policy, config.deepest)
         return decoder
@@ -306,9 +299,8 @@ def _taught(policy: Policy, deepest: int) -> Any:
             for row in range(rows)
         ]
         for asked, most in _KNOWN_ROUNDS:
-            depth = min(asked, deepest)
-            kept = min(most, depth)
-            states, record = play(policy, states, [depth] * rows, [kept] * rows, confidence=0.7)
+            depth, kept = [min(asked, deepest)] * rows, [min(most, deepest)] * rows
+            states, record = play(policy, states, depth, kept, confidence=0.7)
             knowledge = policy.observe(knowledge, states, record)
     return knowledge
 
@@ -339,12 +331,10 @@ def configured(method: Verification, kind: str, k: int, **more: Any) -> Speculat
     """Make the configuration of a method and a kind of drafter."""
     settings: dict[str, Any] = {"depth": "fixed", "validate": "always"}
     if kind == "tree, grown":
-        settings["tree_budget"] = _BUDGETS[k]
+        settings["tree_budget"] = k + 1
     elif kind.startswith("tree"):
         settings["tree_shape"] = _SHAPES[k]
-    if kind in DRAFTERS:
-        settings |= DRAFTERS[kind][1]
-    settings |= more
+    settings |= (DRAFTERS[kind][1] if kind in DRAFTERS else {}) | more
     return SpeculativeConfig(num_speculative_tokens=k, verification=method, **settings)
 
 

@@ -18,7 +18,8 @@ import numpy as np
 from ..runtimes.tabular import Distribution, Path, mock_pair
 from ..types.finding import Finding
 from .cases import configured
-from .checks import PROMPT, TOLERANCE, Build, expected
+from .checks import PROMPT, Build, expected
+from .kits.runner import TOLERANCE
 
 PAIRS = ((9, 0.3), (0, 0.0))
 """Seeds of the model pairs, and how far the draft resembles the target."""

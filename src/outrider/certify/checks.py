@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..config.params import SamplingParams, SpeculativeConfig, Verification
 from ..engine.decoder import SpeculativeDecoder
+from ..engine.outputs import GenerationOutput
 from ..random import Philox4x32
 from ..runtimes.base import Runtime
 from ..runtimes.tabular import TabularModel, mock_pair
@@ -24,22 +26,17 @@ from ..types.protocols import Chance
 from ..types.records import RoundRecord, SequenceState
 from .enumeration import exact_distribution, outcomes
 from .kits.policy import check_policy
+from .kits.runner import TOLERANCE
 from .reference import Source, distance, target_distribution
 
 Build = Callable[[Any, Any, SpeculativeConfig, Chance | None], SpeculativeDecoder]
 """Makes a decoder of a target, a draft (or drafter), a configuration, and a chance."""
-
-Models = tuple[Runtime, Source, Any]
-"""A target, its distribution computed apart, and a draft (or drafter)."""
 
 Report = Callable[[int, int, str], None]
 """Takes how many steps of a tier are done, of how many, and what is being done."""
 
 PROMPT = (0,)
 """What a round follows whose tokens are counted by enumeration."""
-
-TOLERANCE = 1e-12
-"""The largest error in the probability of any output that rounding is allowed."""
 
 PHILOX_ANSWERS = (
     "00000000 00000000 00000000 00000000 00000000 00000000 6627e8d5 e169c58d bc57ac4c 9b00dbd8",
@@ -52,21 +49,16 @@ The vectors of the Random123 distribution for philox4x32 with 10 rounds.
 """
 
 
-KNOWN_MEANS: dict[Verification, float] = {"block": 11 / 9, "token": 10 / 9}
-"""Tokens accepted in a round of Sun et al.'s example (arXiv 2403.10444)."""
-
-
-def shipped(
-    target: Runtime, draft: Any, config: SpeculativeConfig, chance: Chance | None = None
-) -> SpeculativeDecoder:
-    """The engine as it ships."""
-    return SpeculativeDecoder(target, draft, config=config, chance=chance)
-
-
 def distribution(
-    build: Build, config: SpeculativeConfig, params: SamplingParams, models: Iterable[Models]
+    build: Build,
+    config: SpeculativeConfig,
+    params: SamplingParams,
+    models: Iterable[tuple[Runtime, Source, Any]],
 ) -> Finding:
-    """The largest error in the probability of any output, by enumeration, over some models."""
+    """The largest error in the probability of any output, by enumeration, over some models.
+
+    Each is a target, its distribution computed apart, and a draft (or drafter).
+    """
     error, prompt = 0.0, (0, 1, 2, 0, 1)
     for target, source, draft in models:
         found = exact_distribution(build(target, draft, config, None), prompt, params)
@@ -74,17 +66,16 @@ def distribution(
     return Finding("distribution", error < TOLERANCE, f"error {error:.1e}")
 
 
-class Recorder:
-    """Draws by Philox, and notes every key."""
+def through(look: Callable[[NDArray[np.uint64]], object], chance: Chance | None = None) -> Any:
+    """Draw by a source of chance, or by Philox, under what a function makes of keys [B, 5]."""
+    inner = chance or Philox4x32()
 
-    def __init__(self) -> None:
-        self.keys: list[tuple[int, ...]] = []
-        self._philox = Philox4x32()
+    def draw(distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        seen = keys.copy()
+        look(seen)
+        return inner.draw(distributions, seen)
 
-    def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        """One index int64 [B] for each distribution [B, M], under keys [B, 5]."""
-        self.keys += map(tuple, keys.tolist())
-        return self._philox.draw(distributions, keys)
+    return SimpleNamespace(draw=draw)
 
 
 def keys(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
@@ -94,34 +85,30 @@ def keys(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
     params = SamplingParams(max_tokens=10, seed=3, n=2)
     drawn = repeated = 0
     for config in configs:
-        recorder = Recorder()
-        build(target, draft, config, recorder).generate(prompts, params)
-        drawn += len(recorder.keys)
-        repeated += len(recorder.keys) - len(set(recorder.keys))
+        seen: list[NDArray[np.uint64]] = []
+        build(target, draft, config, through(seen.append)).generate(prompts, params)
+        drawn += sum(map(len, seen))
+        repeated += sum(map(len, seen)) - len(np.unique(np.concatenate(seen), axis=0))
     return _counted("keys", repeated, drawn, "keys repeated")
 
 
 def known_answers(philox: Callable[[Any, Any], Any]) -> Finding:
     """How many words of Philox4x32-10 differ from those published."""
-    wrong = 0
-    for answer in PHILOX_ANSWERS:
-        words = np.array([int(word, 16) for word in answer.split()])
-        block = philox(words[:4, None], words[4:6, None])
-        wrong += int((block[:, 0] != words[6:]).sum())
-    return _counted("known answers", wrong, 4 * len(PHILOX_ANSWERS), "words wrong")
+    words = np.array([[int(word, 16) for word in line.split()] for line in PHILOX_ANSWERS]).T
+    wrong = philox(words[:4], words[4:6]) != words[6:]
+    return _counted("known answers", int(wrong.sum()), wrong.size, "words wrong")
 
 
 def perfect_draft(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
     """How many drafts of a draft that is the target are refused, over temperatures and filters."""
     target, _ = mock_pair(5, 2)
     drafted = refused = 0
-    for config in configs:
-        for temperature in (0.3, 0.7, 1.0, 1.5):
-            for filters in ({}, {"top_k": 3}, {"top_p": 0.8}):
-                params = SamplingParams(max_tokens=16, temperature=temperature, seed=5, **filters)
-                metrics = build(target, target, config, None).generate([0, 1], params).metrics
-                drafted += metrics.drafted
-                refused += metrics.drafted - metrics.accepted
+    asked: tuple[Any, ...] = (0.3, 0.7, 1.0, 1.5), ({}, {"top_k": 3}, {"top_p": 0.8})
+    for config, temperature, filters in product(configs, *asked):
+        params = SamplingParams(max_tokens=16, temperature=temperature, seed=5, **filters)
+        metrics = build(target, target, config, None).generate([0, 1], params).metrics
+        drafted += metrics.drafted
+        refused += metrics.drafted - metrics.accepted
     return _counted("perfect draft", refused, drafted, "refused")
 
 
@@ -130,14 +117,22 @@ def batches(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
     target, draft = mock_pair(4, 3)
     prompts = [[0], [1, 2], [3, 3, 3], [2, 0]]
     params = [SamplingParams(max_tokens=4 + 3 * i, seed=9 + i % 2) for i in range(len(prompts))]
-    other = count = 0
+    pairs: list[tuple[GenerationOutput, GenerationOutput]] = []
     for config in configs:
         together = build(target, draft, config, None).generate(prompts, params)
         for prompt, request, output in zip(prompts, params, together, strict=True):
-            alone = build(target, draft, config, None).generate(prompt, request)
-            other += alone.token_ids != output.token_ids
-            count += 1
-    return _counted("batches", other, count, "texts changed")
+            pairs.append((output, build(target, draft, config, None).generate(prompt, request)))
+    return _changed("batches", pairs)
+
+
+def _changed(name: str, pairs: Iterable[tuple[GenerationOutput, GenerationOutput]]) -> Finding:
+    """How many texts of requests differ from others of the same requests."""
+    changed = [
+        first.token_ids != second.token_ids
+        for one, two in pairs
+        for first, second in zip(one.choices, two.choices, strict=True)
+    ]
+    return _counted(name, sum(changed), len(changed), "texts changed")
 
 
 def coupled(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
@@ -148,16 +143,13 @@ def coupled(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
     target, draft = mock_pair(5, 7, 0.3)
     prompts = [[0], [1, 2, 3], [4, 4]]
     params = SamplingParams(max_tokens=14, temperature=1.2, top_p=0.95, seed=8, n=3)
-    other = count = 0
+    pairs: list[tuple[GenerationOutput, GenerationOutput]] = []
     for config in configs:
         drafted, plain = (
             build(target, model, config, None).generate(prompts, params) for model in (draft, None)
         )
-        for one, two in zip(drafted, plain, strict=True):
-            pairs = zip(one.choices, two.choices, strict=True)
-            other += sum(first.token_ids != second.token_ids for first, second in pairs)
-            count += len(one.choices)
-    return _counted("coupled", other, count, "texts changed")
+        pairs += zip(drafted, plain, strict=True)
+    return _changed("coupled", pairs)
 
 
 def metrics(build: Build, configs: Iterable[SpeculativeConfig], perfect: bool = False) -> Finding:
@@ -202,12 +194,13 @@ def _sound(before: SequenceState, after: SequenceState, record: RoundRecord, row
 def accepted_tokens(build: Build) -> Finding:
     """The mean number of accepted tokens on Sun et al.'s example, against its known values.
 
-    The example: target (1/3, 2/3), draft (2/3, 1/3), two drafts a round.
+    The example: target (1/3, 2/3), draft (2/3, 1/3), two drafts a round (arXiv 2403.10444).
     """
+    known_means: dict[Verification, float] = {"block": 11 / 9, "token": 10 / 9}
     target = TabularModel(lambda _: [1 / 3, 2 / 3], 2)
     draft = TabularModel(lambda _: [2 / 3, 1 / 3], 2)
     error, said = 0.0, []
-    for method, known in KNOWN_MEANS.items():
+    for method, known in known_means.items():
         config = SpeculativeConfig(num_speculative_tokens=2, depth="fixed", verification=method)
         decoder = build(target, draft, config, None)
         mean = expected(decoder, lambda record, row: record.accepted[row])

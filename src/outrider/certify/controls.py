@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from ..config.params import SamplingParams, Verification
@@ -14,8 +14,8 @@ from ..drafters.early_exit import EarlyExitDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import DraftError, InvalidConfigError
 from ..policies.base import Policy
-from ..random import DRAFT, STOP, TOKEN, Philox4x32, philox4x32
-from ..runtimes.tabular import TabularModel, mock_pair
+from ..random import DRAFT, STOP, TOKEN, philox4x32
+from ..runtimes.tabular import mock_pair
 from ..types.finding import Finding
 from ..types.protocols import Chance
 from ..verification import Method, TokenVerification, Verifier
@@ -26,9 +26,12 @@ from .ceilings import ceilings
 from .checks import Build, Report
 from .layered import layered
 from .spread import spread
-from .statistics import Cell, sample, weigh
+from .statistics import weigh
 
 Check = Callable[[Any], Finding]
+
+shipped = Part().build
+"""The engine as it ships."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Control:
     source: str
     check: Check
     planted: Any
-    sound: Any = checks.shipped
+    sound: Any = shipped
 
     def run(self) -> Verdict:
         """Run the check with the fault, and without it."""
@@ -61,13 +64,13 @@ class Verdict:
 
     fault: str
     source: str
-    planted: Finding
-    sound: Finding
+    with_fault: Finding
+    without: Finding
 
     @property
     def passed(self) -> bool:
         """Whether the check rejects the fault and nothing else."""
-        return not self.planted.passed and self.sound.passed
+        return not self.with_fault.passed and self.without.passed
 
 
 def control_tier(pool: Executor | None = None) -> Callable[[Report], list[Verdict]]:
@@ -94,23 +97,19 @@ def drafter(faulty: Callable[[Any], Any]) -> Build:
 
 def chance(faulty: Chance) -> Build:
     """Plant a source of chance."""
-    return lambda target, draft, config, _: checks.shipped(target, draft, config, faulty)
+    return lambda target, draft, config, _: shipped(target, draft, config, faulty)
 
 
-def keys(change: Callable[[faults.Keys], None]) -> Build:
-    """Plant a change of keys."""
+def keys(fault: tuple[int, Callable[[Any], Any]]) -> Build:
+    """Plant a change of one of the five columns of keys."""
+    column, change = fault
 
-    def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-        inner = chance or Philox4x32()
+    def look(keys: faults.Keys) -> None:
+        keys[:, column] = change(keys[:, column])
 
-        def draw(distributions: Any, keys: faults.Keys) -> Any:
-            changed = keys.copy()
-            change(changed)
-            return inner.draw(distributions, changed)
-
-        return checks.shipped(target, draft, config, SimpleNamespace(draw=draw))
-
-    return build
+    return lambda target, draft, config, chance: shipped(
+        target, draft, config, checks.through(look, chance)
+    )
 
 
 def decoder(faulty: type[SpeculativeDecoder]) -> Build:
@@ -122,12 +121,9 @@ def policy(faulty: Callable[[Policy], Any]) -> Build:
     """Plant plans, made of the sound policy."""
 
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-        sound = checks.shipped(target, draft, config, chance).policy
-        same = {
-            name: staticmethod(getattr(sound, name)) for name in ("start", "observe", "remember")
-        }
-        other = {"learns": sound.learns, "plan": staticmethod(faulty(sound))}
-        planned = type("Replanned", (Policy,), same | other)()
+        sound = shipped(target, draft, config, chance).policy
+        planned: Any = copy(sound)
+        planned.plan = faulty(sound)
         return SpeculativeDecoder(target, draft, config=config, chance=chance, policy=planned)
 
     return build
@@ -170,9 +166,10 @@ def draws(build: Build) -> Finding:
     """The statistical tier's own test, on a tabular pair: 1,000 continuations of 3 tokens."""
     target, draft = mock_pair(4, 11)
     made = build(target, draft, configured("block", "model", 2), None)
-    cell = Cell("control", made, (0, 1), SamplingParams(max_tokens=3, n=1000, seed=1))
-    found = weigh(cell, sample(cell), target.probabilities)
-    return Finding("draws", found.passed, f"log E = {found.highest:.1f}")
+    prompt, params = (0, 1), SamplingParams(max_tokens=3, n=1000, seed=1)
+    outputs = [choice.token_ids for choice in made.generate(prompt, params).choices]
+    found = weigh("draws", prompt, params, outputs, target.probabilities)
+    return Finding("draws", found.passed, f"log E = {found.highest_log_e:.1f}")
 
 
 _BLOCK = (configured("block", "model", 3),)
@@ -184,12 +181,19 @@ _metrics = partial(checks.metrics, configs=_BLOCK)
 _VARIANT = "a known wrong variant"
 
 
-def _other_vocabulary(model: TabularModel) -> Any:
-    return toys.of_another_vocabulary(model, ("aa", "", "a"))
+_OTHER_VOCABULARY = drafter(partial(toys.of_another_vocabulary, texts=("aa", "", "a")))
+
+
+def _with_a_token_more(kind: Any) -> Build:
+    return drafter(faults.with_a_token_more(kind))
+
+
+def _first_layer(kind: Any) -> Build:
+    return drafter(partial(kind, layers=1))
 
 
 def _by(
-    check: Check, plant: Callable[[Any], Build], sound: Any = checks.shipped
+    check: Check, plant: Callable[[Any], Build], sound: Any = shipped
 ) -> Callable[..., Iterator[Control]]:
     """Make controls of one check of the fault, where it was found, and what is planted."""
     return lambda *rows: (
@@ -229,26 +233,14 @@ CONTROLS = (
     *_by(refused(DraftError, distribution("block")), drafter)(
         ("draft drawn in float64, verified in bfloat16", "DeepSpec", faults.rounded_distribution),
     ),
-    *_by(refused(DraftError, distribution("block")), drafter, drafter(_other_vocabulary))(
-        (
-            "other vocabulary: distribution not renormalised",
-            _VARIANT,
-            faults.with_a_token_more(faults.unfiltered_distribution),
-        ),
+    *_by(refused(DraftError, distribution("block")), _with_a_token_more, _OTHER_VOCABULARY)(
+        ("other vocabulary: not renormalised", _VARIANT, faults.unfiltered_distribution),
     ),
-    *_by(distribution("block"), drafter, drafter(_other_vocabulary))(
-        (
-            "other vocabulary: cut after drawing",
-            "unknown tokens mapped",
-            faults.with_a_token_more(faults.cut_after_drawing),
-        ),
+    *_by(distribution("block"), _with_a_token_more, _OTHER_VOCABULARY)(
+        ("other vocabulary: cut after drawing", "unknown tokens mapped", faults.cut_after_drawing),
     ),
-    *_by(early_exit_distribution, drafter, drafter(partial(EarlyExitDrafter, layers=1)))(
-        (
-            "early exit: distribution of another layer than was drawn from",
-            _VARIANT,
-            partial(faults.distribution_of_another_layer, layers=1),
-        ),
+    *_by(early_exit_distribution, _first_layer, _first_layer(EarlyExitDrafter))(
+        ("early exit: another layer's distribution", _VARIANT, faults.another_layers_distribution),
     ),
     *_by(distribution("block", "tree, drawn", 1, 4), drafter)(
         ("tree: a drawn node ranked away", "EAGLE-2, sampled", faults.ranks_drawn_nodes_away),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..types.finding import Finding
 from .cases import FACTORS, LEFT_OUT
-from .checks import TOLERANCE
 from .exact import ExactTier
+from .kits.runner import TOLERANCE
 from .statistics import FALSE_ALARM_RATE, StatisticalTier
 
 if TYPE_CHECKING:
@@ -46,20 +46,12 @@ def exact(tier: ExactTier) -> dict[str, Any]:
 def statistical(tier: StatisticalTier) -> dict[str, Any]:
     """The statistical tier: how it was run, and every test."""
     return {
+        **asdict(tier),
         "passed": tier.passed,
-        "samples": tier.samples,
-        "seed": tier.seed,
         "false_alarm_rate": FALSE_ALARM_RATE,
         "tests": [
-            {
-                "way": item.cell,
-                "tokens": item.tokens,
-                "histories": item.histories,
-                "highest_log_e": item.highest,
-                "distance_found": item.power,
-                "passed": item.passed,
-            }
-            for item in tier.cells
+            {**asdict(item), "distance_found": item.distance_found, "passed": item.passed}
+            for item in tier.tests
         ],
         "speculation": [
             {
@@ -75,27 +67,17 @@ def statistical(tier: StatisticalTier) -> dict[str, Any]:
 
 def controls(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The controls: every fault, with what the named check found with and without it."""
-    return {
-        "passed": all(item.passed for item in verdicts),
-        "faults": [
-            {
-                "fault": item.fault,
-                "source": item.source,
-                "passed": item.passed,
-                "with_fault": asdict(item.planted),
-                "without": asdict(item.sound),
-            }
-            for item in verdicts
-        ],
-    }
+    return _all("faults", verdicts)
 
 
 def runtime(findings: Sequence[Finding]) -> dict[str, Any]:
     """The runtime tier: every property."""
-    return {
-        "passed": all(item.passed for item in findings),
-        "checks": [asdict(item) for item in findings],
-    }
+    return _all("checks", findings)
+
+
+def _all(name: str, items: Sequence[Finding | Verdict]) -> dict[str, Any]:
+    each = [{**asdict(item), "passed": item.passed} for item in items]
+    return {"passed": all(item.passed for item in items), name: each}
 
 
 def _finite(value: float) -> float | None:

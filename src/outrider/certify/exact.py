@@ -15,8 +15,8 @@ from . import checks
 from .cases import DRAFTERS, METHODS, POLICIES, Measured, Part, configured, design
 from .ceilings import ceilings
 from .checks import Report
-from .contracts import described
 from .covering import Coverage
+from .kits.runner import finding
 from .spread import spread
 
 
@@ -31,8 +31,8 @@ class ExactTier:
     @property
     def passed(self) -> bool:
         """Whether every distribution is exact, and every check passes."""
-        passed = (item.passed for items in (self.measured, self.findings) for item in items)
-        return all(passed)
+        items: tuple[Measured | Finding, ...] = (*self.measured, *self.findings)
+        return all(item.passed for item in items)
 
 
 def exact_tier(
@@ -48,25 +48,16 @@ def exact_tier(
     own = None if part is None else part.checked()
     covered, cases = design(own or Part())
     jobs: list[tuple[str, Callable[[], Any]]]
-    jobs = [(name, partial(_caught, name, run)) for name, run in _checks(own)]
+    jobs = [(name, partial(finding, name, run)) for name, run in _checks(own)]
+    first = len(jobs)
     jobs += [(", ".join(case.values.values()), case.measure) for case in cases]
     finish = spread(jobs, pool if part is None else None)
 
     def tier(report: Report) -> ExactTier:
         found = finish(report)
-        findings = tuple(item for item in found if isinstance(item, Finding))
-        measured = tuple(item for item in found if isinstance(item, Measured))
-        return ExactTier(covered, measured, findings)
+        return ExactTier(covered, tuple(found[first:]), tuple(found[:first]))
 
     return tier
-
-
-def _caught(name: str, run: Callable[[], Finding]) -> Finding:
-    """What a check found; whatever it raised is a finding, too."""
-    try:
-        return run()
-    except Exception as error:
-        return Finding(name, False, described(error))
 
 
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:

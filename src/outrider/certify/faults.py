@@ -87,21 +87,22 @@ def in_the_round(tamper: Callable[[Any], None]) -> Any:
 
     @instead(ModelDrafter, "propose")
     def propose(drafter: ModelDrafter, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
-        changed = copy(ctx)
-        tamper(changed)
+        tamper(changed := copy(ctx))
         return ModelDrafter.propose(drafter, prefixes, plan, changed)
 
     return propose
 
 
-def afterwards(change: Callable[[DraftProposal, Any], DraftProposal]) -> Any:
-    """Make a drafter's class: sound, but for a change of its proposals and their probabilities."""
+def afterwards(change: Callable[[Any, Any], dict[str, Any]]) -> Any:
+    """Make a drafter's class: sound, but for the fields of its proposals that a function changes.
+
+    The function is given the proposal, and the probabilities [B, R, V] that are reported.
+    """
 
     @instead(ModelDrafter, "propose")
-    def propose(*given: Any) -> DraftProposal:
-        sound = ModelDrafter.propose(*given)
-        assert sound.distributions is not None
-        return change(sound, sound.distributions.probs)
+    def propose(*given: Any) -> Any:
+        sound: Any = ModelDrafter.propose(*given)
+        return replace(sound, **change(sound, sound.distributions.probs))
 
     return propose
 
@@ -133,8 +134,7 @@ def cut_after_drawing(ctx: Any) -> None:
     """Draw from all tokens of `with_a_token_more`, and take the one more for the first."""
     pick = ctx.pick
 
-    def mapped(made: Distributions, place: int) -> Any:
-        assert made.probs is not None
+    def mapped(made: Any, place: int) -> Any:
         whole = made.probs.clone()
         whole[:, 0] *= 1.5
         return pick(Distributions(probs=whole / whole.sum(-1, keepdim=True)), place)
@@ -159,59 +159,53 @@ def with_a_token_more(kind: Callable[..., Any]) -> Callable[[TabularModel], Any]
     return make
 
 
-@afterwards
-def permuted_distribution(sound: DraftProposal, probs: Tensor) -> DraftProposal:
-    """Report the distribution with its columns in another order than they were drawn in."""
-    return replace(sound, distributions=Distributions(probs=probs.roll(1, -1)))
+permuted_distribution = afterwards(
+    lambda _, probs: {"distributions": Distributions(probs=probs.roll(1, -1))}
+)
+"""Report the distribution with its columns in another order than they were drawn in."""
+
+rounded_distribution = afterwards(
+    lambda _, probs: {"distributions": Distributions(probs=probs.bfloat16().to(probs.dtype))}
+)
+"""Draw in full precision, and report the distribution rounded to bfloat16."""
+
+siblings_share_a_distribution = afterwards(
+    lambda sound, _: {"distribution_rows": sound.distribution_rows[:, [0] * sound.width]}
+)
+"""Draw siblings without replacement, and report the first one's distribution for all."""
+
+siblings_in_another_order = afterwards(
+    lambda sound, _: {
+        "tokens": sound.tokens.flip(1),
+        "distribution_rows": np.ascontiguousarray(sound.distribution_rows[:, ::-1]),
+    }
+)
+"""Have siblings verified in another order than they were drawn in."""
 
 
 @afterwards
-def rounded_distribution(sound: DraftProposal, probs: Tensor) -> DraftProposal:
-    """Draw in full precision, and report the distribution rounded to bfloat16."""
-    return replace(sound, distributions=Distributions(probs=probs.bfloat16().to(probs.dtype)))
-
-
-@afterwards
-def drops_unlikely_tokens(sound: DraftProposal, probs: Tensor) -> DraftProposal:
+def drops_unlikely_tokens(sound: Any, probs: Tensor) -> dict[str, Any]:
     """Leave a sampled token out if the draft gave it little probability."""
     likely = probs.gather(-1, sound.tokens[..., None])[..., 0] >= 0.4
     kept = likely.long().cumprod(-1).sum(-1).numpy()
-    return replace(sound, lengths=np.minimum(sound.lengths, kept))
+    return {"lengths": np.minimum(sound.lengths, kept)}
 
 
 @afterwards
-def ranks_drawn_nodes_away(sound: DraftProposal, probs: Tensor) -> DraftProposal:
+def ranks_drawn_nodes_away(sound: Any, probs: Tensor) -> dict[str, Any]:
     """Keep the likelier two of three drawn siblings."""
-    assert sound.distribution_rows is not None
     likelihood = probs[:, 0].gather(-1, sound.tokens)
     kept = likelihood.argsort(-1, descending=True)[:, :2].sort(-1).values
-    return replace(
-        sound,
-        tokens=sound.tokens.gather(1, kept),
-        lengths=np.minimum(sound.lengths, 2),
-        parents=np.zeros(kept.shape, dtype=np.int64),
-        distribution_rows=np.take_along_axis(sound.distribution_rows, kept.numpy(), 1),
-    )
-
-
-@afterwards
-def siblings_share_a_distribution(sound: DraftProposal, _: Tensor) -> DraftProposal:
-    """Draw siblings without replacement, and report the first one's distribution for all."""
-    assert sound.distribution_rows is not None
-    rows = np.repeat(sound.distribution_rows[:, :1], sound.width, 1)
-    return replace(sound, distribution_rows=rows)
-
-
-@afterwards
-def siblings_in_another_order(sound: DraftProposal, _: Tensor) -> DraftProposal:
-    """Have siblings verified in another order than they were drawn in."""
-    assert sound.distribution_rows is not None
-    turned = np.ascontiguousarray(sound.distribution_rows[:, ::-1])
-    return replace(sound, tokens=sound.tokens.flip(1), distribution_rows=turned)
+    return {
+        "tokens": sound.tokens.gather(1, kept),
+        "lengths": np.minimum(sound.lengths, 2),
+        "parents": np.zeros(kept.shape, dtype=np.int64),
+        "distribution_rows": np.take_along_axis(sound.distribution_rows, kept.numpy(), 1),
+    }
 
 
 @instead(EarlyExitDrafter, "propose")
-def distribution_of_another_layer(
+def another_layers_distribution(
     drafter: EarlyExitDrafter, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any
 ) -> DraftProposal:
     """Draw from the distribution after the first layer, and report that after the second."""
@@ -224,30 +218,21 @@ def distribution_of_another_layer(
     return replace(sound, distributions=Distributions(probs=probs))
 
 
-# Sources of chance; the first three change keys [B, 5] in place
+# Sources of chance; first a column of keys, and what takes the place of its entries [B]
 
 
-def fixed(column: int, value: int) -> Callable[[Keys], None]:
+def fixed(column: int, value: int) -> tuple[int, Callable[[Keys], Any]]:
     """Set one of the five entries of keys, for all draws."""
-
-    def change(keys: Keys) -> None:
-        keys[:, column] = value
-
-    return change
+    return column, lambda _: value
 
 
-def confused(purpose: int, other: int) -> Callable[[Keys], None]:
+def confused(purpose: int, other: int) -> tuple[int, Callable[[Keys], Any]]:
     """Take one purpose of a draw for another."""
-
-    def change(keys: Keys) -> None:
-        keys[:, 3][keys[:, 3] == purpose] = other
-
-    return change
+    return 3, lambda purposes: np.where(purposes == purpose, other, purposes)
 
 
-def by_place(keys: Keys) -> None:
-    """Mix the row's place in the batch into the stream key."""
-    keys[:, 0] ^= np.arange(len(keys), dtype=np.uint64)
+by_place = 0, lambda streams: streams ^ np.arange(len(streams), dtype=np.uint64)
+"""Mix the row's place in the batch into the stream key."""
 
 
 class SqueezedUniforms(Philox4x32):
@@ -261,12 +246,8 @@ class SqueezedUniforms(Philox4x32):
 class NoiseByRound(Philox4x32):
     """Coupled noise that depends on how many positions a call asks about."""
 
-    def race_at(self, keys: Keys, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Noise of another stream for every size of call."""
-        return super().race_at(keys + np.array([0, len(keys), 0, 0, 0], dtype=np.uint64), tokens)
-
     def race(self, keys: Keys, size: int) -> NDArray[np.float64]:
-        """Likewise."""
+        """Noise of another stream for every size of call."""
         return super().race(keys + np.array([0, len(keys), 0, 0, 0], dtype=np.uint64), size)
 
 

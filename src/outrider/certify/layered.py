@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from .kits.references import TransformersReference
+from .reference import Source
 
 if TYPE_CHECKING:
     from ..drafters.heads.drafter import HeadDrafter
@@ -19,22 +20,26 @@ _SEQUENCES = 72
 """Room for the branches that share a step, and for others beside them."""
 
 
-class LayeredDistribution(TransformersReference):
-    """The distributions of a transformers model after whole prefixes, computed without a cache."""
-
-    def probabilities(self, prefix: tuple[int, ...]) -> NDArray[np.float64]:
-        """The exponentials [V] of the logits after `prefix`: some settings look at logits."""
-        weights: NDArray[np.float64] = self.logits(prefix).exp().numpy()
-        return weights
+def _filled(make: Callable[[], Any], seed: int) -> Any:
+    """Make a module in float64, and draw the entries of its matrices."""
+    with torch.random.fork_rng(devices=[]):
+        module = make().double().eval()
+    chance = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.6, generator=chance)
+    return module
 
 
 def layered(
     vocab_size: int, seed: int, agreement: float = 0.6, layers: int = 2
-) -> tuple[TransformersModel, LayeredDistribution]:
-    """A random GPT-2 in float64 as a target, and its distribution, computed apart.
+) -> tuple[TransformersModel, Source]:
+    """A random GPT-2 in float64 as a target, and its distribution, without a cache.
 
     With an `agreement` of 1 the layers after the first add nothing, with 0 all that they can. All
-    of it computes in float64, the norms and the softmax of the attention included.
+    of it computes in float64, the norms and the softmax of the attention included. The distribution
+    is the exponentials [V] of the logits: some settings look at logits.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -51,17 +56,13 @@ def layered(
         pad_token_id=None,
         attn_implementation="sdpa",
     )
-    with torch.random.fork_rng(devices=[]):
-        model = GPT2LMHeadModel(config).double().eval()
-    chance = torch.Generator().manual_seed(seed)
+    model = _filled(lambda: GPT2LMHeadModel(config), seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.6, generator=chance)
         for block in model.transformer.h[1:]:
             block.attn.c_proj.weight.mul_(1 - agreement)
             block.mlp.c_proj.weight.mul_(1 - agreement)
-    apart = LayeredDistribution(copy.deepcopy(model))
+    logits = TransformersReference(copy.deepcopy(model)).logits
+    apart: Any = SimpleNamespace(probabilities=lambda prefix: logits(prefix).exp().numpy())
     return TransformersModel(model, max_sequences=_SEQUENCES), apart
 
 
@@ -99,12 +100,7 @@ def head_of(target: TransformersModel, *, block: bool) -> HeadDrafter:
         "enable_confidence_head": False,
     }
     config = HeadConfig("dspark" if block else "eagle3", decoder, (0, 1, 2), given)
-    with torch.random.fork_rng(devices=[]):
-        net = HeadNet(config).double().eval()
-    chance = torch.Generator().manual_seed(vocab_size)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.normal_(0, 0.6, generator=chance)
+    net = _filled(lambda: HeadNet(config), vocab_size)
     if block:
         net.tokens = torch.arange(1, vocab_size)
         return BlockDrafter(BlockModel(net, _SEQUENCES, target.longest), vocab_size, 0.3)

@@ -79,8 +79,8 @@ def _tried(make: Callable[[], Any], reference: str, expected: str) -> Any:
 
 def _maker(kind: Callable[..., Drafter]) -> Callable[[TabularModel], Drafter]:
     """Give the draft model to a class that requires an argument."""
-    parameters = inspect.signature(kind).parameters.values()
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if any(each.default is each.empty and each.kind in places for each in parameters):
-        return lambda model: kind(model)
+    try:
+        inspect.signature(kind).bind()
+    except TypeError:
+        return kind
     return lambda _: kind()

@@ -178,10 +178,8 @@ def target_distribution(
         if ended(output, params, texts):
             distribution[output] = probability
             return
-        processors = copy.deepcopy(before)
-        probabilities = target.probabilities(prompt + output)
-        row = processed(probabilities, prompt, output, params, processors, texts)
-        row = filtered(row, params)
+        processors, row = copy.deepcopy(before), target.probabilities(prompt + output)
+        row = filtered(processed(row, prompt, output, params, processors, texts), params)
         for token in np.flatnonzero(row):
             extend((*output, int(token)), probability * float(row[token]), processors)
 

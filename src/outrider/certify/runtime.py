@@ -44,13 +44,13 @@ def runtime_tier(
     Logits may differ by `tolerance` beside the largest of them; None goes by the precision, in
     1e-4..0.25.
     """
-    exact, reference = target.precision in EXACT, reference_of(target)
+    reference = reference_of(target)
     slots = min(target.max_sequences or _SEQUENCES, _SEQUENCES)
     allowed = max(LEAST, tolerated(target.rounding)) if tolerance is None else tolerance
     found: list[Finding] = []
     for done, (name, _) in enumerate(CHECKS):
         report(done, len(CHECKS), name)
-        if name == GREEDY and not exact:
+        if name == GREEDY and target.precision not in EXACT:
             why = f"not compared: in {target.precision} rounding decides between near-ties"
             found.append(Finding(name, True, why))
             continue

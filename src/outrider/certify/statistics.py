@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
@@ -26,7 +25,7 @@ from ..engine.metrics import SpeculationMetrics
 from ..runtimes.base import Runtime
 from .checks import Report
 from .endpoint.evidence import distance_found
-from .reference import filtered
+from .reference import Row, Tokens, filtered
 from .runtime import reference_of
 
 FALSE_ALARM_RATE = 1e-3
@@ -48,47 +47,37 @@ PRIORS = np.array([30.0, 100.0, 300.0])
 
 _IMPOSSIBLE = 1e-100
 
-Tokens = tuple[int, ...]
-Probabilities = Callable[[Tokens], NDArray[np.float64]]
+Probabilities = Callable[[Tokens], Row]
 """The target's distribution [V] after a prefix, before any filter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A way of speculating on one prompt; its parameters have the number of samples and a seed."""
-
-    name: str
-    decoder: SpeculativeDecoder
-    prompt: Tokens
-    params: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
 class Weighed:
-    """What was found for one cell.
+    """What was found for one way of speculating.
 
     Attributes:
+        way: its name.
         share: of the rate of false alarms.
         tokens: how many were looked at.
-        highest: the largest logarithm of E at any moment; see `weigh`.
+        highest_log_e: the largest logarithm of E at any moment; see `weigh`.
         histories: how many different prefixes were drawn after.
         cost: what had to be learnt of them, as a logarithm.
     """
 
-    cell: str
+    way: str
     share: float
     tokens: int
-    highest: float
+    highest_log_e: float
     histories: int
     cost: float
 
     @property
     def passed(self) -> bool:
         """Whether the hypothesis stands."""
-        return self.highest < -math.log(FALSE_ALARM_RATE * self.share)
+        return self.highest_log_e < -math.log(FALSE_ALARM_RATE * self.share)
 
     @property
-    def power(self) -> float:
+    def distance_found(self) -> float:
         """The total variation, at every token, that is found with a probability of about .9.
 
         It makes log E grow by 2 d^2 a token at least (Pinsker's inequality).
@@ -98,9 +87,9 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True)
 class StatisticalTier:
-    """The evidence of each cell, and what its rounds did, by its name."""
+    """The evidence of each way of speculating, and what its rounds did, by its name."""
 
-    cells: tuple[Weighed, ...]
+    tests: tuple[Weighed, ...]
     samples: int
     seed: int
     speculation: Mapping[str, SpeculationMetrics]
@@ -108,7 +97,7 @@ class StatisticalTier:
     @property
     def passed(self) -> bool:
         """Whether every hypothesis stands."""
-        return all(item.passed for item in self.cells)
+        return all(item.passed for item in self.tests)
 
 
 def statistical_tier(
@@ -126,11 +115,11 @@ def statistical_tier(
     # Only a model drafts trees.
     ways = [way for way in WAYS if way[0] != "tree" or isinstance(drafter, ModelDrafter)]
     total, done = samples * len(ways), count(1)
-    cells: list[Weighed] = []
+    tests: list[Weighed] = []
     speculation: dict[str, SpeculationMetrics] = {}
     reference = reference_of(target)
 
-    def probabilities(prefix: Tokens) -> NDArray[np.float64]:
+    def probabilities(prefix: Tokens) -> Row:
         logits: torch.Tensor = reference.computed(prefix)
         return logits.double().softmax(-1).cpu().numpy()
 
@@ -142,53 +131,50 @@ def statistical_tier(
             max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling
         )
         decoder = SpeculativeDecoder(target, drafter, config=config)
-        cell = Cell(name, decoder, prompts[index % len(prompts)], params)
-        outputs = sample(cell, lambda way: report(next(done), total, way))
+        prompt = prompts[index % len(prompts)]
+        outputs: list[list[int]] = [[] for _ in range(samples)]
+        for event in decoder.stream(list(prompt), params):
+            outputs[event.choice].append(event.token_id)
+            if event.finish_reason is not None:
+                report(next(done), total, name)
         speculation[name] = decoder.metrics
-        cells.append(weigh(cell, outputs, probabilities, 1 / len(ways)))
-    return StatisticalTier(tuple(cells), samples, seed, speculation)
-
-
-def sample(cell: Cell, report: Callable[[str], None] = lambda _: None) -> list[Tokens]:
-    """The outputs of all of a cell's continuations; `report` takes its name after each."""
-    outputs: list[list[int]] = [[] for _ in range(cell.params.n)]
-    for event in cell.decoder.stream(list(cell.prompt), cell.params):
-        outputs[event.choice].append(event.token_id)
-        if event.finish_reason is not None:
-            report(cell.name)
-    return [tuple(output) for output in outputs]
+        tests.append(weigh(name, prompt, params, outputs, probabilities, 1 / len(ways)))
+    return StatisticalTier(tuple(tests), samples, seed, speculation)
 
 
 def weigh(
-    cell: Cell, outputs: Sequence[Tokens], probabilities: Probabilities, share: float = 1.0
+    way: str,
+    prompt: Tokens,
+    params: SamplingParams,
+    outputs: Sequence[Sequence[int]],
+    probabilities: Probabilities,
+    share: float = 1.0,
 ) -> Weighed:
-    """Gather the evidence of all tokens of the outputs.
+    """Gather the evidence of all tokens of the outputs of one request.
 
     E is the product of q(x) / p(x) over all tokens, where q is what was drawn after the same prefix
     so far, beside p as if that had been drawn so many times. Given what came before, each factor
     has a mean of 1 under p, so that E exceeds 1 / alpha with a probability of at most alpha at any
     moment (Ville's inequality). Source: the prequential plug-in of Dawid (1984).
     """
-    known: dict[Tokens, NDArray[np.float64]] = {}
-    seen: dict[Tokens, NDArray[np.float64]] = {}
+    known: dict[Tokens, tuple[Row, Row]] = {}
     log_e, highest = np.zeros(len(PRIORS)), 0.0
     for output in outputs:
         for position, token in enumerate(output):
-            before = output[:position]
+            before = tuple(output[:position])
             if before not in known:
-                known[before] = filtered(probabilities(cell.prompt + before), cell.params)
-                seen[before] = np.zeros(len(known[before]))
-            row, counts = known[before], seen[before]
+                row = filtered(probabilities(prompt + before), params)
+                known[before] = row, np.zeros(len(row))
+            row, counts = known[before]
             due = max(row[token], _IMPOSSIBLE)
             log_e += np.log((counts[token] / due + PRIORS) / (counts.sum() + PRIORS))
             if row[token] < due:
                 log_e -= math.log(_IMPOSSIBLE)
             highest = max(highest, float(np.logaddexp.reduce(log_e)) - math.log(len(PRIORS)))
             counts[token] += 1
-    tokens = int(sum(counts.sum() for counts in seen.values()))
     learnt = [
-        (np.count_nonzero(known[each]) - 1) / 2 * np.log1p(seen[each].sum() / PRIORS)
-        for each in known
+        (np.count_nonzero(row) - 1) / 2 * np.log1p(counts.sum() / PRIORS)
+        for row, counts in known.values()
     ]
     cost = float(np.min(np.sum(learnt, 0))) + math.log(len(PRIORS))
-    return Weighed(cell.name, share, tokens, highest, len(known), cost)
+    return Weighed(way, share, sum(map(len, outputs)), highest, len(known), cost)

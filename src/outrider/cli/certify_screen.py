@@ -42,7 +42,7 @@ class Screen:
     def exact(self, tier: ExactTier, seconds: float) -> None:
         """Print the largest error by drafter and method, then failures and checks."""
         from ..certify.cases import FACTORS, LEFT_OUT
-        from ..certify.checks import TOLERANCE
+        from ..certify.kits.runner import TOLERANCE
 
         self._heading("exact tier", seconds, tier.passed)
         covered = " and ".join(
@@ -84,21 +84,21 @@ class Screen:
         )
         found = table("cell", right=("prefixes", "tokens", "evidence", "found"))
         found.add_column("verdict")
-        for item in tier.cells:
+        for item in tier.tests:
             found.add_row(
-                item.cell,
+                item.way,
                 f"{item.histories:,}",
                 f"{item.tokens:,}",
-                f"{math.exp(min(700.0, item.highest)) * item.share:.2g}",
-                f"{item.power:.3f}",
+                f"{math.exp(min(700.0, item.highest_log_e)) * item.share:.2g}",
+                f"{item.distance_found:.3f}",
                 _verdict(item.passed),
             )
         self._print(found)
 
     def controls(self, verdicts: Sequence[Verdict], seconds: float) -> None:
         """Print one line a fault."""
-        rejected = sum(not item.planted.passed for item in verdicts)
-        sound = sum(item.sound.passed for item in verdicts)
+        rejected = sum(not item.with_fault.passed for item in verdicts)
+        sound = sum(item.without.passed for item in verdicts)
         self._heading("negative controls", seconds, all(item.passed for item in verdicts))
         self._say(
             f"{len(verdicts)} planted faults, {rejected} rejected by the check that must reject "
@@ -106,7 +106,7 @@ class Screen:
         )
         found = table("planted fault (where it was found)", "rejected by")
         for item in verdicts:
-            by = f"{item.planted.name}: {item.planted.detail}"
+            by = f"{item.with_fault.name}: {item.with_fault.detail}"
             found.add_row(
                 Text.assemble(item.fault, (f" ({item.source})", "dim")),
                 Text(by) if item.passed else Text(f"NOT BY {by}", "bold red"),

@@ -9,7 +9,7 @@ import pytest
 
 from outrider import SamplingParams, SpeculativeConfig
 from outrider.certify import checks, controls, faults
-from outrider.certify.statistics import Cell, sample, weigh
+from outrider.certify.statistics import weigh
 from outrider.random import inverse_cdf, philox4x32
 from outrider.runtimes.tabular import mock_pair
 from outrider.verification.lossy import LenientVerification
@@ -18,7 +18,7 @@ from outrider.verification.lossy import LenientVerification
 @pytest.mark.parametrize(
     ("build", "sound"),
     [
-        (checks.shipped, True),
+        (controls.shipped, True),
         (controls.method(LenientVerification(0.8)), False),
         (controls.chance(faults.SqueezedUniforms()), False),
     ],
@@ -29,8 +29,9 @@ def test_the_tier_sees_a_bias_and_nothing_else(build: Any, sound: bool) -> None:
     target, draft = mock_pair(4, 11)
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification="token")
     params = SamplingParams(max_tokens=3, n=2400, seed=2)
-    cell = Cell("cell", build(target, draft, config, None), (0, 1), params)
-    found = weigh(cell, sample(cell), target.probabilities)
+    made = build(target, draft, config, None).generate((0, 1), params)
+    outputs = [choice.token_ids for choice in made.choices]
+    found = weigh("way", (0, 1), params, outputs, target.probabilities)
     assert found.tokens == 7200
     assert found.passed is sound
 
@@ -39,22 +40,23 @@ def test_it_sees_faults_of_later_tokens_and_what_is_impossible() -> None:
     """Planted: the second token of an output is drawn by squeezed uniforms; one is excluded."""
     target, _ = mock_pair(4, 12)
     rng = np.random.default_rng(3)
-    decoder = checks.shipped(target, None, SpeculativeConfig(depth="fixed"))
 
-    def outputs(high: float) -> list[tuple[int, int]]:
-        found = []
+    def outputs(high: float) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
         for _ in range(2000):
             first = int(inverse_cdf(target.probabilities((0,))[None], rng.random(1))[0])
             distribution = target.probabilities((0, first))[None]
             found.append((first, int(inverse_cdf(distribution, high * rng.random(1))[0])))
         return found
 
-    cell = Cell("cell", decoder, (0,), SamplingParams(max_tokens=2))
-    assert weigh(cell, outputs(1.0), target.probabilities).passed
-    assert not weigh(cell, outputs(0.85), target.probabilities).passed
-    narrow = Cell("cell", decoder, (0,), SamplingParams(max_tokens=2, top_k=3))
+    def passed(given: list[tuple[int, ...]], **asked: Any) -> bool:
+        params = SamplingParams(max_tokens=2, **asked)
+        return weigh("way", (0,), params, given, target.probabilities).passed
+
+    assert passed(outputs(1.0))
+    assert not passed(outputs(0.85))
     least = int(target.probabilities((0,)).argmin())
-    assert not weigh(narrow, [(least,)] * 20, target.probabilities).passed
+    assert not passed([(least,)] * 20, top_k=3)
 
 
 def test_known_answers_need_the_published_constant() -> None:

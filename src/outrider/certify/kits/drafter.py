@@ -26,11 +26,8 @@ from ...random import Enumerator
 from ...types.finding import Finding
 from ...types.plan import DraftPlan, DraftTree
 from ...types.records import MODEL, DraftProposal, Prefix
-from .drafter_round import Outcome, TrialContext, outcomes, release
-from .runner import require, run
-
-TOLERANCE = 1e-12
-"""How far two probabilities of the same outcome may differ."""
+from .drafter_round import Outcome, TrialContext, drafts, outcomes, release
+from .runner import TOLERANCE, require, run
 
 PROMPT = (0, 1, 0, 1, 0)
 """Its last tokens have occurred before, so that there is something to look up."""
@@ -89,17 +86,15 @@ class _Kit:
         """Tokens come from the distributions that are reported for them."""
         for _, walked in self._walked:
             mass: dict[Any, float] = defaultdict(float)
-            reported: dict[Any, set[float]] = defaultdict(set)
             for outcome in walked:
                 mass[outcome.tokens, outcome.shape] += outcome.probability
-                reported[outcome.tokens, outcome.shape].add(outcome.reported)
-            for key, probability in mass.items():
-                error = max(abs(probability - product) for product in reported[key])
+            for outcome in walked:
+                probability = mass[outcome.tokens, outcome.shape]
                 require(
-                    error < TOLERANCE,
-                    f"tokens {list(key[0])} are proposed with probability {probability:.6g}, "
-                    f"their distributions say {min(reported[key]):.6g}; return what ctx.pick "
-                    "was given, as it was",
+                    abs(probability - outcome.reported) < TOLERANCE,
+                    f"tokens {list(outcome.tokens)} are proposed with probability "
+                    f"{probability:.6g}, their distributions say {outcome.reported:.6g}; return "
+                    "what ctx.pick was given, as it was",
                 )
 
     def inclusion(self) -> None:
@@ -121,12 +116,12 @@ class _Kit:
         """Looked-up drafts end at the first token that would end the request."""
         for stop in range(self.vocab_size):
             for _, proposal in self._proposals(stop_ids=frozenset({stop})):
-                drafts = zip(_drafts(proposal), proposal.row_sources, strict=True)
-                for (tokens, parents), source in drafts:
+                rows = zip(drafts(proposal), proposal.row_sources, strict=True)
+                for (tokens, parents), source in rows:
                     followed = [tokens[parent - 1] for parent in parents if parent]
                     require(
                         source == MODEL or stop not in followed,
-                        f"looked-up tokens {tokens} go on behind the stop token {stop}",
+                        f"looked-up tokens {list(tokens)} go on behind the stop token {stop}",
                     )
 
     def release(self) -> None:
@@ -205,14 +200,8 @@ class _Kit:
     def _require_same(self, drafter: Drafter, when: str, **context: Any) -> None:
         """Compare a drafter's proposals to those of a new one."""
         for plan, proposal in self._proposals(**context):
-            fresh, used = _drafts(proposal), _drafts(self._proposed(drafter, plan, **context))
+            fresh, used = drafts(proposal), drafts(self._proposed(drafter, plan, **context))
             require(used == fresh, f"{used} is proposed {when}, {fresh} by a new drafter")
-
-
-def _drafts(proposal: DraftProposal) -> list[tuple[list[int], list[int]]]:
-    """Each row's tokens, and the nodes that they follow."""
-    rows = zip(proposal.tokens.tolist(), proposal.structure, proposal.lengths, strict=True)
-    return [(tokens[:length], parents[:length].tolist()) for tokens, parents, length in rows]
 
 
 def _entries(held: object) -> int:

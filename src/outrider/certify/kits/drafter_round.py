@@ -61,22 +61,21 @@ class TrialContext(DraftContext):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One way in which a row's draft may come out, and the tokens drawn for a chain."""
+    """One way in which a row's draft may come out.
+
+    Attributes:
+        probability: of the draws that led to it.
+        proposal: of the row.
+        tokens: of the row.
+        shape: the node that each token follows.
+        picked: the tokens drawn for a chain.
+    """
 
     probability: float
     proposal: DraftProposal
+    tokens: tuple[int, ...]
+    shape: tuple[int, ...]
     picked: tuple[int, ...]
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """The tokens of the row."""
-        tokens: list[int] = self.proposal.tokens[0].tolist()
-        return tuple(tokens[: int(self.proposal.lengths[0])])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The node that each token follows."""
-        return tuple(self.proposal.structure[0, : len(self.tokens)].tolist())
 
     @property
     def reported(self) -> float:
@@ -91,6 +90,12 @@ class Outcome:
             elif made.point_masses is not None:
                 product *= float(made.point_masses[0, column] == token)
         return product
+
+
+def drafts(proposal: DraftProposal) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Each row's tokens, and the nodes that they follow."""
+    parts = proposal.tokens.tolist(), proposal.structure.tolist(), proposal.lengths
+    return [(tuple(row[:n]), tuple(parents[:n])) for row, parents, n in zip(*parts, strict=True)]
 
 
 def outcomes(
@@ -110,7 +115,7 @@ def outcomes(
         release(drafter, [prefix], discard=True)
         waiting += [path for _, path in chance.siblings]
         picked = tuple(int(drawn[0]) for drawn in ctx.picked)
-        found.append(Outcome(chance.probability[0], proposal, picked))
+        found.append(Outcome(chance.probability[0], proposal, *drafts(proposal)[0], picked))
     return found
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ...types.finding import Finding
+from ..contracts import described
 
-Check = Callable[[], str | None]
-"""Says what it measured, and raises where the property does not hold."""
+TOLERANCE = 1e-12
+"""The largest error in the probability of any outcome that rounding is allowed."""
+
+Check = Callable[[], Finding | str | None]
+"""Says what it measured, or gives the finding; raises where the property does not hold."""
 
 
 class Broken(Exception):
@@ -22,13 +26,15 @@ def require(holds: object, detail: str) -> None:
 
 def run(checks: Iterable[tuple[str, Check]]) -> tuple[Finding, ...]:
     """Run checks in their order; whatever they raise is a finding."""
-    return tuple(_finding(name, check) for name, check in checks)
+    return tuple(finding(name, check) for name, check in checks)
 
 
-def _finding(name: str, check: Check) -> Finding:
+def finding(name: str, check: Check) -> Finding:
+    """Run one check; whatever it raises is a finding, too."""
     try:
-        return Finding(name, True, check() or "holds")
+        found = check()
     except Broken as broken:
         return Finding(name, False, str(broken))
     except Exception as error:  # a part of somebody's own may raise anything
-        return Finding(name, False, f"raised {type(error).__name__}: {error}")
+        return Finding(name, False, described(error))
+    return found if isinstance(found, Finding) else Finding(name, True, found or "holds")

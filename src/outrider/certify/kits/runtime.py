@@ -23,7 +23,7 @@ from ...types.finding import Finding
 from ...types.records import Prefix
 from .references import FreshRuntime, Path, Reference
 from .runner import Broken, require, run
-from .runtime_case import Case, Row, spelled
+from .runtime_case import Case, Row
 
 
 def check_runtime(
@@ -49,9 +49,10 @@ def check_runtime(
         One finding for each property. Nothing that a runtime does wrong is raised.
     """
 
-    def checked(check: Callable[[Case], str]) -> str:
+    def checked(check: Callable[[Case], str | None]) -> str:
         rng = np.random.default_rng(seed)
-        return check(Case(make(), reference or FreshRuntime(make()), tolerance, rng))
+        case = Case(make(), reference or FreshRuntime(make()), tolerance, rng)
+        return check(case) or case.said
 
     chosen = [(name, check) for name, check in CHECKS if names is None or name in names]
     return run((name, partial(checked, check)) for name, check in chosen)
@@ -76,35 +77,27 @@ def _capabilities(case: Case) -> str:
 def _greedy(case: Case) -> str:
     """Drafts are what the reference says, and wrong from a random place on."""
     prompt, length = case.text(9), min(24, case.room // 3)
-    expected = case.reference.greedy(prompt, length)
-    name, path = next(case.names), prompt
-    while len(path) < len(prompt) + length:
-        done = len(path) - len(prompt)
-        drafts = list(expected[done : done + 4])[: case.room - len(path)]
-        cut = int(case.rng.integers(len(drafts) + 1))
-        drafts[cut:] = [(token + 1) % case.runtime.vocab_size for token in drafts[cut:]]
-        row = drafts, range(len(drafts))
-        logits = case.runtime.verify([Prefix(name, path)], case.proposal([row])).logits[0]
-        for node in range(len(drafts) + 1):
-            best = int(logits[node].argmax())
-            path = (*path, best)
-            if node == len(drafts) or best != drafts[node]:
-                break
-    found = path[len(prompt) : len(prompt) + length]
-    for place, (token, said) in enumerate(zip(found, expected, strict=True)):
-        wrong = f"token {place} of the greedy text is {token}; the reference says {said}"
-        require(token == said, wrong)
+    expected, name, done = case.reference.greedy(prompt, length), next(case.names), 0
+    while done < length:
+        drafts = list(expected[done : done + 4])
+        kept = int(case.rng.integers(len(drafts) + 1))
+        drafts[kept:] = [(token + 1) % case.runtime.vocab_size for token in drafts[kept:]]
+        prefix = Prefix(name, (*prompt, *expected[:done]))
+        asked = case.proposal([(drafts, range(len(drafts)))])
+        logits = case.runtime.verify([prefix], asked).logits[0, : kept + 1]
+        for token, said in zip(logits.argmax(-1).tolist(), expected[done:], strict=False):
+            wrong = f"token {done} of the greedy text is {token}; the reference says {said}"
+            require(token == said, wrong)
+            done += 1
     return f"{length} tokens"
 
 
-def _rejection(case: Case) -> str:
+def _rejection(case: Case) -> None:
     """Deep drafts, none of which is kept, and others in their place."""
     name, path = next(case.names), case.text(7)
-    for width, others in ((4, 2), (1, 1), (5, 3), (3, 1)):
-        case.verify([name], [path], [case.chain(width)])
+    for width, others in ((4, 2), (1, 1), (5, 3), (3, 1), (0, 1)):
+        case.verify({name: path}, width)
         path = (*path, *case.text(others))
-    case.verify([name], [path], [case.chain(0)])
-    return case.said
 
 
 def _ragged(case: Case) -> str:
@@ -113,31 +106,28 @@ def _ragged(case: Case) -> str:
     return f"{case.rows} rows; {case.said}"
 
 
-def _rewritten(case: Case) -> str:
+def _rewritten(case: Case) -> None:
     """A runtime is a function of prefixes: the same id with other tokens gets their logits."""
     name, path = next(case.names), case.text(12)
     for other in (path, path[:4], (*path[:4], *case.text(6)), case.text(12), path[:1]):
-        case.verify([name], [other], [case.chain(2)])
-    return case.said
+        case.verify({name: other}, 2)
 
 
-def _reuse(case: Case) -> str:
+def _reuse(case: Case) -> None:
     """Twice as many sequences as there are slots, of which one stays throughout."""
     slots = case.runtime.max_sequences or 4
     stays, text = next(case.names), case.text(11)
     for turn in range(2 * min(slots, 8) + 2):
-        case.verify([stays], [text], [case.chain(1)])
+        case.verify({stays: text}, 1)
         text = (*text, *case.text(1))
         if slots > 1:
-            (name,) = case.new(1)
-            case.verify([name], [case.text(6)], [case.chain(2)])
+            name = next(case.names)
+            case.verify({name: case.text(6)}, 2)
             case.runtime.release([name], discard=turn % 2 == 0)
     case.runtime.check_integrity()
     case.runtime.release([stays])
     # All of them at once, in whatever slots were left.
-    names = case.new(min(slots, 8))
-    case.verify(names, [case.text(5) for _ in names], [case.chain(1) for _ in names])
-    return case.said
+    case.verify({next(case.names): case.text(5) for _ in range(min(slots, 8))}, 1)
 
 
 def _turnover(case: Case) -> str:
@@ -150,9 +140,8 @@ def _turnover(case: Case) -> str:
             again = ended and case.rng.random() < 0.7
             text = ended[-int(case.rng.integers(1, most + 1)) :][0] if again else case.text(14)
             live[next(case.names)] = (*text[: case.room - 20], *case.text(2))
-        names = list(live)
-        case.verify(names, [live[name] for name in names], [case.chain(2) for _ in names])
-        for name in case.rng.permutation(names)[: int(case.rng.integers(1, most + 1))].tolist():
+        case.verify(live, 2)
+        for name in case.rng.permutation([*live])[: int(case.rng.integers(1, most + 1))].tolist():
             ended.append(live.pop(name))
             case.runtime.release([name])
         live = {name: (*text, *case.text(1))[: case.room - 4] for name, text in live.items()}
@@ -161,24 +150,22 @@ def _turnover(case: Case) -> str:
     return f"{len(ended)} sequences; {case.said}"
 
 
-def _sharing(case: Case) -> str:
+def _sharing(case: Case) -> None:
     """Texts that begin alike, in one batch and after one another, of live sequences and others."""
     text = case.text(30)
     first = next(case.names)
-    case.verify([first], [text], [case.chain(3)])
+    case.verify({first: text}, 3)
     for length in (len(text), len(text) // 2, 3):
         if case.rows > 1:
-            names = [first, next(case.names)]
-            longer = (*text[:length], *case.text(3))
-            case.verify(names, [(*text, *case.text(1)), longer], [case.chain(1), case.chain(2)])
-            case.runtime.release(names[1:])
+            other, longer = next(case.names), (*text[:length], *case.text(3))
+            rows = [case.chain(1), case.chain(2)]
+            case.verify({first: (*text, *case.text(1)), other: longer}, rows)
+            case.runtime.release([other])
     case.runtime.release([first])
-    names = case.new(case.rows)
-    case.verify(names, [text] * case.rows, [case.chain(2) for _ in names])
-    return case.said
+    case.verify({next(case.names): text for _ in range(case.rows)}, 2)
 
 
-def _parts(case: Case) -> str:
+def _parts(case: Case) -> None:
     """A long prompt prefilled in parts, then another that shares it, then a round of both."""
     first, text = next(case.names), case.text(40)
     missing = case.runtime.prefill(Prefix(first, text), 1).missing
@@ -187,14 +174,13 @@ def _parts(case: Case) -> str:
         right = max(0, missing - 7) == left
         require(right, f"7 more tokens of {missing} that are missing leave {left}")
         missing = left
-    names, texts = [first], [text]
+    live = {first: text}
     if case.rows > 1:
-        names.append(next(case.names))
-        texts.append((*text[: len(text) // 2], *case.text(3)))
-        case.runtime.prefill(Prefix(names[1], texts[1]), 2)
-    case.verify(names, texts, [case.chain(2) for _ in names])
+        other = next(case.names)
+        live[other] = (*text[: len(text) // 2], *case.text(3))
+        case.runtime.prefill(Prefix(other, live[other]), 2)
+    case.verify(live, 2)
     case.runtime.check_integrity()
-    return case.said
 
 
 def _overflow(case: Case) -> str:
@@ -202,20 +188,19 @@ def _overflow(case: Case) -> str:
     if most is None:
         return "the context has no bound"
     for size, drafts in ((most + 1, 0), (most, 1), (most - 1, 2)):
-        name = next(case.names)
-        prefix = Prefix(name, np.zeros(size, dtype=np.int64).tolist())
+        asked = case.proposal([case.chain(drafts)])
         try:
-            case.runtime.verify([prefix], case.proposal([case.chain(drafts)]))
+            case.runtime.verify([Prefix(next(case.names), (0,) * size)], asked)
         except ContextLengthError:
             continue
         raise Broken(f"{size} tokens and {drafts} drafts were taken; max_length is {most}")
     if most <= 512:
         # To the last token, beside a row whose drafts reach further than that row has room.
         text = tuple(case.rng.integers(case.runtime.vocab_size, size=most - 1).tolist())
-        rows = min(2, case.rows)
-        names, texts = case.new(rows), [text, case.text(3)][:rows]
-        case.verify(names, texts, [case.chain(1), case.chain(4)][:rows])
-        case.verify(names[:1], [(*text, 0)], [case.chain(0)])
+        name, beside = next(case.names), next(case.names)
+        live = dict([(name, text), (beside, case.text(3))][: case.rows])
+        case.verify(live, [case.chain(1), case.chain(4)][: len(live)])
+        case.verify({name: (*text, 0)}, 0)
     return f"max_length {most}"
 
 
@@ -223,90 +208,75 @@ def _crowd(case: Case) -> str:
     most = case.runtime.max_sequences
     if most is None or most > 64:
         return "any number of sequences" if most is None else "not tried: more than 64"
-    names = case.new(most)
-    texts = [case.text(4) for _ in names]
-    case.verify(names, texts, [case.chain(1) for _ in names])
+    live = {next(case.names): case.text(4) for _ in range(most)}
+    case.verify(live, 1)
     try:
-        case.verify([next(case.names)], [case.text(3)], [case.chain(1)])
+        case.verify({next(case.names): case.text(3)}, 1)
     except ModelError:
-        case.verify(names, [(*t, 0) for t in texts], [case.chain(2) for _ in names])
+        case.verify({name: (*text, 0) for name, text in live.items()}, 2)
         return f"{most} sequences"
     raise Broken(f"sequence {most + 1} was taken while {most} were live")
 
 
-def _trees(case: Case) -> str:
+def _trees(case: Case) -> str | None:
     if not case.runtime.capabilities.trees:
         return "no trees"
     case.rounds(5, lambda width: case.tree(2 * width))
-    name, path, row = case.new(1), case.text(9), (case.chain(3)[0], (0, 0, 1))
-    case.verify(name, [path], [row])
+    name, path, row = next(case.names), case.text(9), (case.chain(3)[0], (0, 0, 1))
+    case.verify({name: path}, [row])
     # The drafts in the order of their columns, which is no path of the tree.
-    case.verify(name, [(*path, *row[0], *case.text(1))], [case.chain(1)])
-    case.runtime.release(name)
-    return case.said
+    case.verify({name: (*path, *row[0], *case.text(1))}, 1)
+    case.runtime.release([name])
+    return None
 
 
-def _drafting(case: Case) -> str:
+def _drafting(case: Case) -> str | None:
     """A cursor's logits, and that a target of the same model keeps what was fed."""
-    names, paths = case.new(case.rows), case.texts()
-    prefixes = [Prefix(name, path) for name, path in zip(names, paths, strict=True)]
+    live = case.batch()
     try:
-        cursor = case.runtime.open(prefixes, 4)
+        cursor = case.runtime.open(case.prefixes(live), 4)
     except ModelError as error:
         return f"does not draft: {error}"
     with torch.inference_mode():
-        for row, path in enumerate(paths):
-            case.compare(cursor.logits[row], path)
+        case.compare(cursor.logits[:, None], live.values())
         for _ in range(3):
-            new = [case.text(1) for _ in paths]
+            new = [case.text(1) for _ in live]
             logits = cursor.step(torch.tensor(new, device=case.runtime.device)[:, 0])
-            paths = [(*path, *token) for path, token in zip(paths, new, strict=True)]
-            for row, path in enumerate(paths):
-                case.compare(logits[row], path)
-    case.verify(names, [(*p[:-1], *case.text(1)) for p in paths], [case.chain(1) for _ in paths])
-    if case.runtime.capabilities.trees and case.runtime.capabilities.drafts_trees:
-        _expanding(case, names, paths)
-    return case.said
-
-
-def _expanding(case: Case, names: list[int], paths: list[Path]) -> None:
-    cursor = case.runtime.open([Prefix(n, p) for n, p in zip(names, paths, strict=True)], 4)
-    rows: list[Row] = [([], []) for _ in paths]
-    device = case.runtime.device
+            live = {name: live[name] + token for name, token in zip(live, new, strict=True)}
+            case.compare(logits[:, None], live.values())
+    live = {name: (*path[:-1], *case.text(1)) for name, path in live.items()}
+    case.verify(live, 1)
+    if not (case.runtime.capabilities.trees and case.runtime.capabilities.drafts_trees):
+        return None
+    # Two nodes after the prefix, then three that each follow it or one of the two.
+    cursor = case.runtime.open(case.prefixes(live), 4)
+    tokens = case.rng.integers(case.runtime.vocab_size, size=(len(live), 5))
+    parents = case.rng.integers([1, 1, 3, 3, 3], size=tokens.shape)
+    rows: list[Row] = [*zip(tokens.tolist(), parents.tolist(), strict=True)]
+    fed = torch.tensor(np.stack([tokens, parents]), device=case.runtime.device)
     with torch.inference_mode():
-        for width in (2, 3):
-            fed = len(rows[0][0])
-            new = [case.rng.integers(fed + 1, size=width).tolist() for _ in rows]
-            tokens = [list(case.chain(width)[0]) for _ in rows]
-            fresh = torch.tensor([tokens, new], device=device)
-            after = cursor.expand(fresh[0], fresh[1])
-            for row, path in enumerate(paths):
-                rows[row] = [*rows[row][0], *tokens[row]], [*rows[row][1], *new[row]]
-                for node in range(width):
-                    spelled_out = spelled(rows[row], fed + node + 1)
-                    case.compare(after[row, node], (*path, *spelled_out))
-    paths = [(*path, *row[0], 0) for path, row in zip(paths, rows, strict=True)]
-    case.verify(names, paths, [case.chain(1) for _ in paths])
+        for start, end in ((0, 2), (2, 5)):
+            after = cursor.expand(fed[0, :, start:end], fed[1, :, start:end])
+            case.compare(after, live.values(), rows, start + 1)
+    drafted = zip(live.items(), rows, strict=True)
+    case.verify({name: (*path, *row[0], 0) for (name, path), row in drafted}, 1)
+    return None
 
 
 def _exception(case: Case) -> str:
     """An exception at some of the calls inside `verify`, in rounds that prefill and that do not."""
     runtime, name, path = case.runtime, next(case.names), case.text(19)
     other = next(case.names)
-    calls = _interrupted(lambda: case.verify([name], [path], [case.chain(2)]), None)
+    calls = _interrupted(lambda: case.verify({name: path}, 2), None)
     places = sorted({int(x) for x in np.linspace(1, calls, 12)})
     for place in places:
         path = (*path[:-1], *case.text(2))
-        row = case.chain(2)
-        prefixes = [Prefix(name, path), Prefix(other, case.text(20))][: case.rows]
-        asked = case.proposal([row] * len(prefixes))
-        _interrupted(partial(runtime.verify, prefixes, asked), place)
-        try:
-            runtime.check_integrity()
-        except AssertionError as error:
-            raise Broken(f"after an exception: {error}") from None
-        texts = [tuple(prefix.tokens.tolist()) for prefix in prefixes]
-        case.verify([prefix.sequence_id for prefix in prefixes], texts, [row] * len(texts))
+        live = dict([(name, path), (other, case.text(20))][: case.rows])
+        rows = [case.chain(2)] * len(live)
+        asked = partial(runtime.verify, case.prefixes(live), case.proposal(rows))
+        _interrupted(asked, place)
+        runtime.check_integrity()
+        case.verify(live, rows)
         if case.rows > 1:
             runtime.release([other])
     return f"at {len(places)} of {calls} calls; {case.said}"
@@ -338,13 +308,12 @@ def _interrupted(act: Callable[[], object], at: int | None) -> int:
     return calls
 
 
-def _reset(case: Case) -> str:
+def _reset(case: Case) -> None:
     name, path = next(case.names), case.text(14)
-    case.verify([name], [path], [case.chain(2)])
+    case.verify({name: path}, 2)
     case.runtime.reset()
     case.runtime.check_integrity()
-    case.verify([name], [(*path, 0)], [case.chain(2)])
-    return case.said
+    case.verify({name: (*path, 0)}, 2)
 
 
 def _memory(case: Case) -> str:
@@ -370,7 +339,7 @@ def _memory(case: Case) -> str:
 
 GREEDY = "greedy text is the reference's"
 
-CHECKS: tuple[tuple[str, Callable[[Case], str]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[Case], str | None]], ...] = (
     ("capabilities are true", _capabilities),
     (GREEDY, _greedy),
     ("logits after a rejected draft are those of a fresh forward", _rejection),

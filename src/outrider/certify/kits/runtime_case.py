@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -42,18 +42,14 @@ class Case:
         """How many sequences a batch has."""
         return min(self.runtime.max_sequences or 3, 3)
 
-    def new(self, count: int) -> list[int]:
-        """Return ids of new sequences."""
-        return [next(self.names) for _ in range(count)]
-
     def text(self, length: int) -> Path:
         """A random text, or what fits of it."""
         size = max(1, min(length, self.room - 8))
         return tuple(self.rng.integers(self.runtime.vocab_size, size=size).tolist())
 
-    def texts(self) -> list[Path]:
-        """Texts of one batch, of different lengths."""
-        return [self.text(length) for length in (2, 21, 9)[: self.rows]]
+    def batch(self) -> dict[int, Path]:
+        """New sequences of one batch, of different lengths."""
+        return {next(self.names): self.text(length) for length in (2, 21, 9)[: self.rows]}
 
     def chain(self, width: int) -> Row:
         """Random drafts in a row."""
@@ -61,24 +57,33 @@ class Case:
 
     def tree(self, width: int) -> Row:
         """Random drafts that branch."""
-        parents = [int(self.rng.integers(node + 1)) for node in range(width)]
-        return self.rng.integers(self.runtime.vocab_size, size=width).tolist(), parents
+        return self.chain(width)[0], self.rng.integers(np.arange(width) + 1).tolist()
 
     def proposal(self, rows: Sequence[Row]) -> DraftProposal:
         """A proposal of point masses, where the runtime expects it."""
         return proposal(rows, self.runtime.device)
 
-    def verify(self, names: Sequence[int], paths: Sequence[Path], rows: Sequence[Row]) -> None:
-        """Verify drafts, and compare the logits after every node."""
-        prefixes = [Prefix(name, path) for name, path in zip(names, paths, strict=True)]
-        asked = self.proposal(rows)
-        scores = self.runtime.verify(prefixes, asked)
-        check_scores(scores, asked, self.runtime.vocab_size)
-        for after, path, row in zip(scores.logits, paths, rows, strict=True):
-            for node in range(len(row[0]) + 1):
-                self.compare(after[node], (*path, *spelled(row, node)))
+    def prefixes(self, live: Mapping[int, Path]) -> list[Prefix]:
+        """The texts of live sequences, as a runtime takes them."""
+        return [Prefix(name, path) for name, path in live.items()]
 
-    def compare(self, found: Tensor, path: Path) -> None:
+    def verify(self, live: Mapping[int, Path], drafts: int | Sequence[Row]) -> None:
+        """Verify drafts, chains of a width or rows, and compare the logits after every node."""
+        rows = [self.chain(drafts) for _ in live] if isinstance(drafts, int) else drafts
+        asked = self.proposal(rows)
+        scores = self.runtime.verify(self.prefixes(live), asked)
+        check_scores(scores, asked, self.runtime.vocab_size)
+        self.compare(scores.logits, live.values(), rows)
+
+    def compare(
+        self, logits: Tensor, paths: Collection[Path], rows: Sequence[Row] = (), start: int = 0
+    ) -> None:
+        """Compare logits [B, M, V] with those after each row's nodes from `start` on."""
+        for after, path, row in zip(logits, paths, rows or [((), ())] * len(paths), strict=True):
+            for node in range(start, min(len(row[0]) + 1, start + len(after))):
+                self._compare(after[node - start], (*path, *spelled(row, node)))
+
+    def _compare(self, found: Tensor, path: Path) -> None:
         """Compare logits [V] with those after a text."""
         expected = self.reference.logits(path).to("cpu", torch.float64)
         computed = max(self.runtime.rounding, rounding_of(torch.finfo(found.dtype).eps))
@@ -97,16 +102,15 @@ class Case:
 
     def rounds(self, turns: int, draft: Callable[[int], Row]) -> None:
         """Rounds on a batch: some of each row's drafts are kept, then another token follows."""
-        names, paths = self.new(self.rows), self.texts()
+        live = self.batch()
         for _ in range(turns):
-            rows = [draft(int(self.rng.integers(5))) for _ in names]
-            self.verify(names, paths, rows)
-            paths = [
-                (*path, *spelled(row, int(self.rng.integers(len(row[0]) + 1))), *self.text(1))
-                for path, row in zip(paths, rows, strict=True)
-            ]
+            rows = [draft(int(self.rng.integers(5))) for _ in live]
+            self.verify(live, rows)
+            for name, row in zip(live, rows, strict=True):
+                kept = spelled(row, int(self.rng.integers(len(row[0]) + 1)))
+                live[name] = (*live[name], *kept, *self.text(1))
         self.runtime.check_integrity()
-        self.runtime.release(names)
+        self.runtime.release(live)
 
     @property
     def said(self) -> str:

@@ -17,16 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from ...config.params import SamplingParams
+from ...runtimes.tabular import Path, mock_pair
 from ...types import trees
 from ...types.finding import Finding
 from ...types.records import Distributions, DraftProposal
 from ...verification import Method, Tree, Verifier
 from ..contracts import CheckedMethod, described
-from .runner import require, run
+from ..reference import Row, filtered
+from .runner import TOLERANCE, require, run
 
-TOLERANCE = 1e-12
 PROPERTIES = (
     "stop distribution sums to one",
     "residuals are distributions",
@@ -39,8 +40,6 @@ PROPERTIES = (
 )
 _VOCABULARY = 4
 
-Row = NDArray[np.float64]
-Path = tuple[int, ...]
 Pair = Callable[[int, Path], Row]
 """The distribution [V] of the target (0) or the drafter (1) after a path."""
 
@@ -51,18 +50,10 @@ Point masses have no rows of distributions.
 """
 
 
-def _pair(seed: int, sparse: bool) -> Pair:
-    """A target and a drafter, some of whose probabilities are zero if they are `sparse`."""
-
-    @cache
-    def row(side: int, path: Path) -> Row:
-        rng = np.random.default_rng((seed, side, *(token + 1 for token in path)))
-        row = rng.dirichlet(np.full(_VOCABULARY, 0.7))
-        if sparse and rng.random() < 0.6:
-            row[rng.integers(_VOCABULARY)] = 0.0
-        return np.asarray(row / row.sum())
-
-    return row
+def _pair(seed: int, top_k: int) -> Pair:
+    """A target and a drafter; each gives probability to so many tokens alone, or to all with 0."""
+    models, params = mock_pair(_VOCABULARY, seed, 0.0), SamplingParams(top_k=top_k)
+    return cache(lambda side, path: filtered(models[side].probabilities(path), params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,34 +61,35 @@ class _Case:
     """All drafts of one shape, of one pair."""
 
     name: str
-    parents: NDArray[np.int64]
+    parents: list[int]
     pair: Pair
     drafts: list[Draft]
 
     @property
     def chain(self) -> bool:
-        return bool((self.parents == np.arange(len(self.parents))).all())
+        return self.parents == [*range(len(self.parents))]
 
     def tree(self, make: Callable[[Any], Any], padding: int = 0) -> Tree:
         """The drafts beside their target, with columns of NaN behind, as `make` makes arrays."""
         _, tokens, rows = zip(*self.drafts, strict=True)
         batch, width = len(tokens), len(self.parents)
-        paths = [[_path(self.parents, each, node) for node in range(width + 1)] for each in tokens]
-        after = [[self.pair(0, path) for path in each] for each in paths]
+        after = [
+            [self.pair(0, _path(self.parents, each, node)) for node in range(width + 1)]
+            for each in tokens
+        ]
 
         def padded(rows: Any, entry: float) -> Any:
-            filled = np.asarray(rows)
-            behind = [(0, 0), (0, padding), (0, 0)][: filled.ndim]
-            return make(np.pad(filled, behind, constant_values=entry))
+            behind = [(0, 0), (0, padding), (0, 0)][: np.ndim(rows)]
+            return make(np.pad(rows, behind, constant_values=entry))
 
-        drafted, drawn = padded(tokens, 0), rows[0] != ()
+        drafted = padded(tokens, 0)
         distributions = Distributions(point_masses=drafted)
-        if drawn:
+        if rows[0]:
             distributions = Distributions(probs=padded(rows, np.nan))
-        structure = None if self.chain else np.tile(self.parents, (batch, 1))
-        sources = None if self.chain or not drawn else trees.chain(batch, width)
-        lengths = np.full(batch, width)
-        proposal = DraftProposal(drafted, lengths, distributions, structure, sources)
+        shape: tuple[Any, Any] = None, None
+        if not self.chain:
+            shape = np.tile(self.parents, (batch, 1)), trees.chain(batch, width)
+        proposal = DraftProposal(drafted, np.full(batch, width), distributions, *shape)
         return Tree.of(proposal, padded(after, np.nan))
 
 
@@ -120,7 +112,7 @@ def check_verifier(verifier: Verifier | Method) -> tuple[Finding, ...]:
     errors: dict[str, list[tuple[float, str]]] = defaultdict(list)
     raised: dict[str, str] = {}
     for case in _cases(method.trees):
-        on = f"drafts with parents {case.parents.tolist()}"
+        on = f"drafts with parents {case.parents}"
         try:
             for name, error in _measured(checked, case).items():
                 errors[name].append((error, on))
@@ -143,30 +135,28 @@ def check_verifier(verifier: Verifier | Method) -> tuple[Finding, ...]:
 
 
 def _cases(with_trees: bool) -> Iterator[_Case]:
-    for seed, sparse in itertools.product(range(3), (False, True)):
-        pair = _pair(seed, sparse)
+    for seed, top_k in itertools.product(range(3), (0, 3)):
+        pair = _pair(seed, top_k)
         for depth in (1, 2, 3):
-            chain = np.arange(depth)
-            yield _Case("chains are exact", chain, pair, list(_drawn(chain, pair, True)))
+            chain = [*range(depth)]
+            yield _Case("chains are exact", chain, pair, [*_drawn(chain, pair, True)])
             tokens = tuple((seed + i) % _VOCABULARY for i in range(depth))
             yield _Case("point masses are exact", chain, pair, [(1.0, tokens, ())])
-        for shape in ([0, 0], [0, 0, 1], [0, 1, 1]) if with_trees else ():
-            for replaced in (False, True):
-                parents = np.array(shape)
-                drafts = list(_drawn(parents, pair, replaced))
-                yield _Case("trees are exact", parents, pair, drafts)
+        shapes = ([0, 0], [0, 0, 1], [0, 1, 1]) if with_trees else ()
+        for parents, replaced in itertools.product(shapes, (False, True)):
+            drafts = [*_drawn(parents, pair, replaced)]
+            yield _Case("trees are exact", parents, pair, drafts)
 
 
-def _drawn(parents: NDArray[np.int64], pair: Pair, replaced: bool) -> Iterator[Draft]:
+def _drawn(parents: list[int], pair: Pair, replaced: bool) -> Iterator[Draft]:
     """All drafts of a shape; siblings drawn with replacement, or without while there is another."""
     for tokens in itertools.product(range(_VOCABULARY), repeat=len(parents)):
         probability, rows = 1.0, []
         for column, token in enumerate(tokens):
-            row = pair(1, _path(parents, tokens, int(parents[column])))
+            row = pair(1, _path(parents, tokens, parents[column]))
             if not replaced:
-                taken = [tokens[i] for i in range(column) if parents[i] == parents[column]]
                 left = row.copy()
-                left[taken] = 0.0
+                left[[tokens[i] for i in range(column) if parents[i] == parents[column]]] = 0.0
                 row = left / left.sum() if left.sum() > 0 else row
             rows.append(row)
             probability *= float(row[token])
@@ -174,8 +164,8 @@ def _drawn(parents: NDArray[np.int64], pair: Pair, replaced: bool) -> Iterator[D
             yield probability, tokens, tuple(rows)
 
 
-def _path(parents: NDArray[np.int64], tokens: Sequence[int], node: int) -> Path:
-    return tuple(tokens[step - 1] for step in trees.path(parents.tolist(), node))
+def _path(parents: Sequence[int], tokens: Sequence[int], node: int) -> Path:
+    return tuple(tokens[step - 1] for step in trees.path(parents, node))
 
 
 def _answers(
