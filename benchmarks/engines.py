@@ -81,6 +81,7 @@ def main() -> int:
     parser.add_argument("--only", help="kinds of speculation, separated by commas")
     parser.add_argument("--tokens", default="3000", help="of ordinary texts (default: 3000)")
     parser.add_argument("--parameter-tokens", default="384", help="(default: 384)")
+    parser.add_argument("--questions", help="parameters to ask about, separated by commas")
     asked = parser.parse_args()
     if (asked.engine in GGUF) != (asked.model is not None):
         parser.error(f"--model: a GGUF file, for {' and '.join(GGUF)} alone")
@@ -92,7 +93,9 @@ def main() -> int:
     for kind in kinds:
         out = folder / kind
         out.mkdir(exist_ok=True)
-        amounts = ("--tokens", asked.tokens, "--parameter-tokens", asked.parameter_tokens)
+        amounts = ["--tokens", asked.tokens, "--parameter-tokens", asked.parameter_tokens]
+        for question in asked.questions.split(",") if asked.questions else ():
+            amounts += ["--only", question]
         with served(asked.engine, python, model, kind, _PORT, out) as url:
             command = ["certify", "--endpoint", url, *amounts, "--length", "48", "--out", str(out)]
             reference: tuple[str, ...] = ("--reference-model", "demo", "--dtype", "float32")

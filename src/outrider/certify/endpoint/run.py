@@ -67,7 +67,7 @@ class Answer:
         for name, rows in gains.items():
             before = self.held.get(name, evidence.start(rows.shape[1]))
             self.held[name] = evidence.look(before, rows, noise)
-        rows = next(iter(gains.values()))
+        rows = gains[self._reading]
         self.came += len(rows)
         if len(rows):
             feature, bet = np.unravel_index(self.against.held.argmax(), self.against.held.shape)
@@ -75,10 +75,15 @@ class Answer:
             self.worst = max(self.worst, (speaks, text), key=lambda each: each[0])
 
     @property
+    def _reading(self) -> str:
+        """The reading of what was asked for that the texts speak least against."""
+        asked = (name for name in self.held if name != "ignored")
+        return min(asked, key=lambda name: self.held[name].highest)
+
+    @property
     def against(self) -> Evidence:
         """The evidence against the parameters as they were asked for, as the engine reads them."""
-        asked = [each for name, each in self.held.items() if name != "ignored"]
-        return min(asked, key=lambda each: each.highest, default=evidence.start(1))
+        return self.held[self._reading] if self.held else evidence.start(1)
 
     @property
     def rejected(self) -> bool:
