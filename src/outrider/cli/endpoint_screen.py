@@ -164,13 +164,14 @@ def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
     for name in ("question", "verdict", "tokens", "evidence", "seen in"):
         questions.add_column(name, justify="right" if name in ("tokens", "evidence") else "left")
     for each in answers:
-        seen = _seen(each) if each.rejected else ""
+        said = each.refused or each.failed or ""
+        seen = _seen(each) if each.rejected else said.partition(" answers ")[2] or said
         questions.add_row(
             each.question.name,
             Text(each.verdict, "red" if each.rejected else ""),
             f"{each.against.tokens:,}",
             f"{each.evidence:.2g}",
-            seen or (each.refused or each.failed or "")[:60],
+            seen,
         )
     others = Table(box=None, header_style="bold", padding=(0, 1))
     for name in ("promise", "verdict", ""):
