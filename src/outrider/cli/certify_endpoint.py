@@ -149,7 +149,7 @@ def _asked(
     from ..certify.endpoint.texts import Texts
     from .terminal import progress
 
-    asked = [asdict(plan), reference.name, draft and draft.name]
+    asked = [asdict(plan), reference.name, draft and draft.name, prompts]
     texts = Texts(engine, None if folder is None else folder / "texts.jsonl", asked)
     try:
         with progress(console, "certify", unit="tokens") as report:

@@ -13,8 +13,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ..certify.endpoint.evidence import tokens_needed
+from ..certify.endpoint.evidence import BETS, distance_found
 from ..certify.endpoint.features import FEATURES
+from ..certify.endpoint.questions import PAIRS, plain
 from .terminal import WIDTH
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ..certify.endpoint.references import Reference
     from ..certify.endpoint.run import Answer
 
-_DISTANCES = (0.2, 0.1, 0.05)
 _BAD = ("wrong", "ignored", "failed")
 _COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#bf8700", "#57606a")
 _WIDE, _HIGH = 720, 260
@@ -32,17 +32,15 @@ _WIDE, _HIGH = 720, 260
 
 def show_plan(console: Console, endpoint: Endpoint, reference: Reference, plan: Plan) -> None:
     """Print what is about to be asked, and what could be found."""
-    needed = ", ".join(
-        f"{distance:g} in {tokens_needed(distance, plan.alpha, 0.4, len(FEATURES)):,}"
-        for distance in _DISTANCES
-    )
+    asked = plain(plan.tokens, plan.length)
+    reach = math.log(len(FEATURES) * len(BETS) / (plan.alpha * asked.weight))
     console.print(Text(f"certifying {endpoint.model} at {endpoint.url}", "bold"))
     console.print(
         Text(
             f"reference: {reference.name}; at most {plan.tokens:,} tokens of ordinary texts, "
             f"{plan.parameter_tokens:,} for each parameter; rate of false alarms {plan.alpha:g}. "
-            "A fault that moves the likeliest token's probability is found with power .9, by total "
-            f"variation: {needed} tokens",
+            "A fault that moves the likeliest token's probability is found with power .9 where it "
+            f"moves it by {distance_found(plan.tokens, reach):.2g} or more",
             "dim",
         )
     )
@@ -56,12 +54,12 @@ def show(console: Console, answers: Sequence[Answer], kept: Sequence[Promise], p
 
 def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) -> str:
     """Return what was found, in a sentence."""
-    tokens = sum(each.against.tokens for each in answers)
+    tokens = sum(each.against.tokens for each in answers if each.question.name != PAIRS)
     found = [(each.question.name, each.verdict) for each in answers]
     found += [(each.name, each.verdict) for each in kept]
     said = [
         f"{verdict}: {', '.join(names)}"
-        for verdict in _BAD
+        for verdict in (*_BAD, "refused", "undecided")
         if (names := [name for name, each in found if each == verdict])
     ]
     at = f"of {tokens:,} tokens, at a rate of false alarms of {alpha:g}"

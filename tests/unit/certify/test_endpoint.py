@@ -97,7 +97,7 @@ def test_what_rounding_may_do_makes_no_evidence() -> None:
         others.append(listed(there.listing.ids, off))
         tokens.append(int(rng.choice(there.listing.ids, p=off)))
     gains = features.gains(places, tuple(tokens), Reading(PLAIN))
-    noise = 2 * np.nansum(features.rounding(places[:100], others[:100]), 0) / 100
+    noise = 2 * np.nansum(features.rounding(places[:100], others[:100], Reading(PLAIN)), 0) / 100
     found = evidence.look(evidence.start(len(FEATURES)), gains, noise)
     assert found.highest < math.log(100)
 
@@ -122,10 +122,19 @@ def test_rounding_at_the_edge_of_a_filter_is_measured() -> None:
     ids, params = np.arange(3), SamplingParams(top_k=2)
     there = Place(listed(ids, np.array([0.5, 0.25 + 1e-9, 0.25 - 1e-9])), (0,), ())
     again = listed(ids, np.array([0.5, 0.25 - 1e-9, 0.25 + 1e-9]))
-    (row,) = features.rounding([there], [again], params)
+    ignored = Reading(PLAIN)
+    (row,) = features.rounding([there], [again], Reading(params), ignored)
     assert row[7] == pytest.approx(2 / 3)
-    (row,) = features.rounding([there], [again])
+    assert row[12] > 0.1
+    (row,) = features.rounding([there], [again], ignored)
     assert np.isnan(row[7])
+
+
+def test_a_tie_at_the_edge_of_top_k_is_passed_over() -> None:
+    """Engines keep both tokens, or one of them."""
+    there = Place(listed(np.arange(3), np.array([0.5, 0.25, 0.25])), (0,), ())
+    assert features.cells_of(there, SamplingParams(top_k=2)) is None
+    assert features.cells_of(there, SamplingParams(top_k=1)) is not None
 
 
 def test_ends_that_answers_leave_out_are_one_cell_with_what_is_not_listed() -> None:
@@ -196,7 +205,9 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
 def test_the_stated_power_is_reached() -> None:
     """A fault of total variation .1 in a balanced indicator, in as many tokens as are stated."""
     rng = np.random.default_rng(9)
-    needed = evidence.tokens_needed(0.1, 0.01, 0.4, len(FEATURES))
+    needed = 905
+    reach = math.log(len(FEATURES) * len(evidence.BETS) / (0.01 * 0.4))
+    assert evidence.distance_found(needed, reach) == pytest.approx(0.1, rel=1e-3)
     found = 0
     for _ in range(100):
         hits = rng.random(needed) < 0.6

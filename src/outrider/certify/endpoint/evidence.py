@@ -93,33 +93,17 @@ def total(held: Row) -> Row:
     return np.asarray(most[..., 0, 0] + np.log(np.exp(held - most).sum((-2, -1))))
 
 
-def tokens_needed(distance: float, alpha: float, weight: float, features: int) -> int:
-    """Return after how many tokens a fault is found with a probability of .9.
-
-    Args:
-        distance: the total variation that the fault makes at every token, where some feature sees
-            all of it and has both values half of the time; more is needed where none does.
-        alpha: the rate of false alarms.
-        weight: of the question.
-        features: how many there are.
-
-    Source: a bet of twice the distance grows by 2 d^2 a token on average, with a standard deviation
-    of 2 d; see the module for what it has to reach.
-    """
-    reach = math.log(features * len(BETS) / (alpha * weight))
-    return math.ceil((_deviations(reach) / (2 * distance)) ** 2)
-
-
 def distance_found(tokens: int, reach: float) -> float:
     """Return the total variation that is found in so many tokens with a probability of .9.
 
     Args:
-        tokens: that are looked at.
+        tokens: that are looked at, each off by it, where some feature sees all of it and has both
+            values half of the time; more are needed where none does.
         reach: the logarithm that has to be reached, with what it costs to find the right bet.
+
+    Source: a bet of twice the distance d grows by 2 d^2 a token on average, with a standard
+    deviation of 2 d; see the module for what it has to reach.
     """
-    return min(1.0, _deviations(reach) / (2 * math.sqrt(max(1, tokens))))
-
-
-def _deviations(reach: float) -> float:
     quantile = 1.2816
-    return quantile + math.sqrt(quantile**2 + 2 * reach)
+    deviations = quantile + math.sqrt(quantile**2 + 2 * reach)
+    return min(1.0, deviations / (2 * math.sqrt(max(1, tokens))))

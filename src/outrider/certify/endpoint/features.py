@@ -93,6 +93,8 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
     rest = probs[size:].sum()
     if narrowed and rest > 0:
         return None
+    if params.top_k and np.count_nonzero(probs) > params.top_k:
+        return None  # of tokens that are as likely as the last one engines keep all, or some
     ends = np.isin(listing.ids, place.ends)
     rest += probs[listing.ids[ends]].sum()
     ids = listing.ids[~ends]
@@ -100,8 +102,14 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
     return Cells(ids, np.append(probs[ids], rest))
 
 
-def values(place: Place, cells: Cells) -> Row:
-    """Return the features [J, K + 1] of every token that may be drawn, NaN where there is none."""
+def values(place: Place, cells: Cells, instead: Cells | None = None) -> Row:
+    """Return the features [J, K + 1] of every token that may be drawn, NaN where there is none.
+
+    Args:
+        place: before the draw.
+        cells: that are drawn from, if the hypothesis holds.
+        instead: that may be drawn from instead.
+    """
     probs, ids = cells.probs, cells.ids
     found = np.full((len(FEATURES), len(probs)), np.nan)
     found[0] = -1.0
@@ -127,6 +135,8 @@ def values(place: Place, cells: Cells) -> Row:
         likeliest = place.draft.ids[place.draft.probs[:-1].argmax()]
         found[10] = np.where(np.append(ids, -1) == likeliest, 1.0, -1.0)
         found[11] = _ratio(place.draft.at(ids), probs)
+    if instead is not None:
+        found[12] = _ratio(instead.at(ids), probs)
     return found
 
 
@@ -149,30 +159,32 @@ def gains(
         cells = _read(place, reading)
         if cells is None:
             continue
-        found = values(place, cells)
-        instead = None if other is None else _read(place, other)
-        if instead is not None:
-            found[12] = _ratio(instead.at(cells.ids), cells.probs)
+        found = values(place, cells, None if other is None else _read(place, other))
         rows[index] = found[:, cells.cell(token)] - found @ cells.probs
     return rows
 
 
 def rounding(
-    places: Sequence[Place], again: Sequence[Cells], params: SamplingParams = PLAIN
+    places: Sequence[Place],
+    again: Sequence[Cells],
+    reading: Reading,
+    other: Reading | None = None,
 ) -> Row:
     """Return by how much means of features change when texts are scored again, float64 [n, J].
 
     Args:
         places: of texts.
         again: of the same tokens, computed in other company.
-        params: by which they were drawn: at the edge of a filter rounding lets a token in or out.
+        reading: by which they were drawn: at the edge of a filter rounding lets a token in or out.
+        other: that by which they may have been drawn instead.
     """
     rows = np.full((len(places), len(FEATURES)), np.nan)
-    for index, (place, other) in enumerate(zip(places, again, strict=True)):
-        cells = cells_of(place, params)
-        changed = cells_of(replace(place, listing=other), params)
+    for index, (place, listing) in enumerate(zip(places, again, strict=True)):
+        cells = _read(place, reading)
+        changed = _read(replace(place, listing=listing), reading)
         if cells is not None and changed is not None:
-            rows[index] = np.abs(values(place, cells) @ (changed.at(cells.ids) - cells.probs))
+            found = values(place, cells, None if other is None else _read(place, other))
+            rows[index] = np.abs(found @ (changed.at(cells.ids) - cells.probs))
     return rows
 
 

@@ -17,7 +17,7 @@ from .client import EndpointError, RefusedError
 from .evidence import Evidence
 from .features import FEATURES, Place
 from .questions import Plan, pairs, parameters, plain
-from .records import Question, Row, Text, Tokens
+from .records import Question, Reading, Row, Text, Tokens
 from .references import Reference
 
 Ask = Callable[[Question, int, Tokens], list[Text]]
@@ -253,7 +253,9 @@ class Certification:
         known = self._rounding.setdefault(question.name, [])
         if len(known) < TWICE and places:
             again = self.reference.again(text.prompt, text.tokens)
-            known.append(features.rounding(places, again, question.params))
+            ignored = question.readings.get("ignored")
+            rows = features.rounding(places, again, Reading(question.params), ignored)
+            known.append(rows)
             found = np.concatenate(known)
             seen = np.maximum((~np.isnan(found)).sum(0), 1)
             self.noise = _MARGIN * np.nansum(found, 0) / seen
