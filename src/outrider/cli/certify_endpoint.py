@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,7 +60,7 @@ class Server:
         model: what the server calls its model; without it the first that it serves.
         key: sent to the server, also from OUTRIDER_API_KEY.
         reference_key: sent to the server of --reference-endpoint.
-        prompts: a file of prompts, one a line, in place of the built-in ones.
+        prompts: a file of prompts, one a line, each a text or a JSON list of token ids.
         out: write page, result and texts into this folder.
     """
 
@@ -157,10 +157,12 @@ def _asked(
             answers = run.answers()
             report(0, 1, "promises")
             return answers, promises.kept(engine, reference, prompts), run.noise.tolist()
-    except EndpointError as error:
+    except (EndpointError, KeyboardInterrupt) as error:
         if folder is None:
             raise
         again = f"the same command goes on with the texts in {folder}"
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"interrupted; {again}") from None
         raise EndpointError(f"{error}; {again}") from error
 
 
@@ -192,12 +194,18 @@ def _reference(
         draft = ModelReference(_loaded(models.draft, models, console).target, models.draft)
     if server.reference_model is not None:
         pair = _loaded(server.reference_model, models, console)
-        prompts = [tuple(int(token) for token in pair.tokenizer.encode(text)) for text in texts]
+        encode = pair.tokenizer.encode
+        prompts = [_ids(text) or tuple(int(token) for token in encode(text)) for text in texts]
         return ModelReference(pair.target, server.reference_model), draft, prompts
     url = server.reference_endpoint
     other = engine if url is None else _connected(stack, server, console, url)
+    if url is not None and other.url == engine.url:
+        expected = "another server than --endpoint; --self takes the server as its own reference"
+        raise InvalidConfigError("--reference-endpoint", url, expected)
     reference = EndpointReference(other, concurrency=plan.concurrency)
-    return reference, draft, [engine.tokenize(text) for text in texts]
+    if url is None:
+        reference.name = f"{reference.name} itself, whose faults of log-probabilities are not seen"
+    return reference, draft, [_ids(text) or engine.tokenize(text) for text in texts]
 
 
 def _loaded(source: str, models: Models, console: Any) -> Any:
@@ -214,3 +222,12 @@ def _lines(path: str) -> Sequence[str]:
     if not found:
         raise InvalidConfigError("--prompts", path, "a file with a prompt on every line")
     return found
+
+
+def _ids(text: str) -> Tokens | None:
+    """Return the token ids that a line lists as JSON; None for a text."""
+    with suppress(ValueError):
+        given = json.loads(text)
+        if isinstance(given, list) and given and all(type(token) is int for token in given):
+            return tuple(given)
+    return None

@@ -63,8 +63,10 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) ->
         if (names := [name for name, each in found if each == verdict])
     ]
     at = f"of {tokens:,} tokens, at a rate of false alarms of {alpha:g}"
+    if any(each.verdict == "undecided" for each in answers):
+        said.append("more --parameter-tokens may decide")
     if any(each.verdict == "wrong" for each in answers):
-        return f"the draws are not what was asked for, {at}; {'; '.join(said)}"
+        return f"the draws are not what was asked for ({at}); {'; '.join(said)}"
     return f"no fault in the draws {at}" + "".join(f"; {each}" for each in said)
 
 
@@ -119,7 +121,7 @@ def picture(answers: Sequence[Answer]) -> str:
     most = max((tokens for _, curve in curves for tokens, _ in curve), default=1)
     limit = -math.log10(answers[0].alpha)
     top = max(limit + 1, min(12, max((v for _, curve in curves for _, v in curve), default=0)))
-    bottom = -4.0
+    bottom = -2.0
 
     def at(tokens: int, value: float) -> str:
         high = (top - min(top, max(bottom, value))) / (top - bottom)
@@ -159,8 +161,11 @@ def _seen(answer: Answer) -> str:
 
 def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
     questions = Table(box=None, header_style="bold", padding=(0, 1))
-    for name in ("question", "verdict", "tokens", "evidence", "seen in"):
-        questions.add_column(name, justify="right" if name in ("tokens", "evidence") else "left")
+    questions.add_column("question")
+    questions.add_column("verdict")
+    questions.add_column("tokens", justify="right")
+    questions.add_column(f"evidence of {1 / answers[0].alpha:g}", justify="right")
+    questions.add_column("seen in")
     for each in answers:
         said = each.refused or each.failed or ""
         seen = _seen(each) if each.rejected else said.partition(" answers ")[2] or said

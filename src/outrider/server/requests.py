@@ -20,7 +20,7 @@ from .failures import UnknownModelError
 from .fields import read_body
 from .parameters import Form, asked_form, named_as_asked, sampling_params
 from .replies import Reply
-from .schema import Body, ChatBody, CompletionBody, Speculation
+from .schema import Body, ChatBody, CompletionBody, Speculation, TokenizeBody
 from .service import Service
 from .tokens import TokenTexts
 
@@ -107,6 +107,20 @@ class Requests:
             deepest=self.service.decoder.config.deepest,
         )
         return reply, groups
+
+    def tokenized(self, data: bytes) -> list[int]:
+        """Return the token ids of a text, as it is read where it is a prompt.
+
+        Args:
+            data: the body's JSON.
+
+        Raises:
+            OutriderError: it is refused.
+        """
+        body = read_body(TokenizeBody, data)
+        if body.model is not None:
+            self.check_model(body.model)
+        return list(self.service.decoder.tokens_of(body.prompt))
 
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError if the model is not called so."""

@@ -70,6 +70,14 @@ async def _gone(request: Request) -> None:
         pass
 
 
+@router.post("/tokenize")
+async def tokenize(state: State, body: Body) -> dict[str, Any]:
+    """Return the token ids of a prompt, as vLLM does."""
+    tokens = await asyncio.to_thread(state.requests.tokenized, body)
+    longest = state.requests.service.decoder.max_length
+    return {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
+
+
 @router.get("/v1/models")
 async def models(state: State) -> dict[str, Any]:
     """List the model."""

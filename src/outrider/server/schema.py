@@ -210,6 +210,13 @@ class CompletionBody(Common):
         return self.logprobs
 
 
+class TokenizeBody(Record):
+    """A body of /tokenize, as vLLM has it."""
+
+    model: StrictStr | None = None
+    prompt: StrictStr
+
+
 class ChatBody(Common):
     """A body of /v1/chat/completions."""
 

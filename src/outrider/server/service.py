@@ -115,6 +115,8 @@ class Job:
         """Note a round that ended now, and return what it did for the rows of this request."""
         record, rounds = step.record, []
         self.first = self.first or now
+        # One that ended in its first round was never seen waiting or held.
+        self.started = self.started or now - record.total_s
         for row in rows:
             state = step.batch.states[row]
             self.cached += record.cached[row] if state.choice == 0 else 0

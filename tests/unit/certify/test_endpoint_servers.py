@@ -264,6 +264,9 @@ def test_flags_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture
     assert "one of --reference-endpoint" in capsys.readouterr().err
     assert main(["certify", "--self"]) == 2
     assert "the address of the server" in capsys.readouterr().err
+    with answering({"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}) as (url, _):
+        assert main(["certify", "--endpoint", url, "--reference-endpoint", url]) == 2
+    assert "another server than --endpoint" in capsys.readouterr().err
     own = ["certify", "--endpoint", "http://x", "--self"]
     for flags, said in (
         (["--concurrency", "3"], "an even number"),
@@ -281,13 +284,15 @@ def test_a_password_in_an_address_is_sent_and_not_shown() -> None:
 
 
 def test_the_command_prints_and_writes_what_was_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Endpoint, "tokenize", lambda _, text: PROMPTS[len(text) % 24])
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(map(str, map(list, PROMPTS))))
     fault = FAULTS["filters applied twice"]
     flags = ["--tokens", "64", "--parameter-tokens", "500", "--length", "32"]
     with serving(fault) as url, serving(SOUND) as other:
         command = ["certify", "--endpoint", url, "--reference-endpoint", other, *flags]
+        command += ["--prompts", str(prompts)]
         status = main([*command, "--only", "temperature", "--out", str(tmp_path)])
     assert status == 1
     printed = " ".join(capsys.readouterr().out.split())

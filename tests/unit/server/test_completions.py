@@ -194,6 +194,25 @@ def test_the_model_is_named(client: TestClient) -> None:
     assert asked(client, model="alias", max_tokens=1)["model"] == "toy"
 
 
+def test_a_prompt_is_tokenized_as_it_is_read(client: TestClient) -> None:
+    found = client.post("/tokenize", json={"prompt": "abcxyz", "model": "toy"}).json()
+    assert found["count"] == len(found["tokens"]) == 6
+    assert found["max_model_len"] == CONTEXT
+    assert asked(client, prompt=found["tokens"], max_tokens=1)["usage"]["prompt_tokens"] == 6
+    assert client.post("/tokenize", json={"prompt": "a", "model": "other"}).status_code == 404
+    assert client.post("/tokenize", json={"text": "a"}).status_code == 400
+
+
+def test_a_request_of_one_round_waited_no_negative_time(client: TestClient) -> None:
+    asked(client, max_tokens=1)
+    (line,) = (
+        line
+        for line in client.get("/metrics").text.splitlines()
+        if line.startswith("outrider:request_queue_time_seconds_sum")
+    )
+    assert 0 <= float(line.split()[-1]) < 3600
+
+
 def test_figures_are_exposed_under_both_names(client: TestClient) -> None:
     asked(client, max_tokens=12, temperature=0)
     text = client.get("/metrics").text

@@ -59,6 +59,10 @@ class EndpointError(OutriderError, RuntimeError):
     """A server cannot be reached, fails, or does not say what is needed."""
 
 
+class UnreachableError(EndpointError):
+    """There is no answer from a server."""
+
+
 class RefusedError(EndpointError):
     """A server refuses what a request asks for, or answers with too little."""
 
@@ -133,15 +137,16 @@ class Endpoint:
         Raises:
             EndpointError: it does not say.
         """
-        for route, name in (("/v1/tokenize", "prompt"), ("/tokenize", "prompt")):
-            try:
-                body = {"model": self.model, name: text, "content": text, "add_special": True}
-                found = self._send("POST", self.url.removesuffix("/v1") + route, body)
-                return tuple(int(token) for token in found["tokens"])
-            except (EndpointError, KeyError, TypeError, ValueError):
-                continue
+        # vLLM and Outrider, then llama.cpp.
+        bodies = {"model": self.model, "prompt": text}, {"content": text, "add_special": True}
+        for body in bodies:
+            with suppress(RefusedError, KeyError, TypeError, ValueError):
+                found = self._send("POST", self.url.removesuffix("/v1") + "/tokenize", body)
+                if found["tokens"]:
+                    return tuple(int(token) for token in found["tokens"])
         raise EndpointError(
-            f"{self.url} has no /tokenize; give prompts as token ids, or --reference-model"
+            f"{self.url} has no /tokenize; take --prompts, a file with a JSON list of token ids on "
+            "every line, or --reference-model"
         )
 
     def complete(self, prompt: Tokens, params: SamplingParams, **fields: Any) -> list[Text]:
@@ -250,7 +255,7 @@ class Endpoint:
             try:
                 answer = self._http.request(method, url, json=body)
             except httpx.HTTPError as error:
-                raise EndpointError(
+                raise UnreachableError(
                     f"{url} cannot be reached: {error or type(error).__name__}; expected the "
                     "address of a running server, such as http://localhost:8000/v1"
                 ) from error

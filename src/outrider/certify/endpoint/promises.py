@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...config.params import SamplingParams
-from .client import Endpoint, EndpointError, RefusedError
+from .client import Endpoint, EndpointError, RefusedError, UnreachableError
 from .records import Text, Tokens
 from .references import Reference
 
@@ -47,13 +47,16 @@ def kept(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) ->
         reference: scores texts.
         prompts: token ids, one at least.
     """
-    found = []
+    found: list[Promise] = []
     for name, check in CHECKS.items():
         try:
             verdict, detail = check(endpoint, reference, prompts)
+        except RefusedError as error:
+            verdict, detail = "refused", str(error)
+        except UnreachableError as error:
+            return [*found, Promise(name, "undecided", f"{error}; no other promise was looked at")]
         except EndpointError as error:
-            refused = isinstance(error, RefusedError)
-            verdict, detail = "refused" if refused else "undecided", str(error)
+            verdict, detail = "undecided", str(error)
         found.append(Promise(name, verdict, detail))
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import evidence, features
-from .client import EndpointError, RefusedError
+from .client import EndpointError, RefusedError, UnreachableError
 from .evidence import Evidence
 from .features import FEATURES, Place
 from .questions import Plan, pairs, parameters, plain
@@ -42,6 +42,7 @@ class Answer:
         held: evidence against each reading of the question, by its name.
         refused: what the server said, if it takes no such request.
         failed: what became of the server, if it failed.
+        gone: whether it does not answer any more.
         worst: the text that speaks most against it, and how much.
         came: tokens of its texts, those included of which nothing is known.
         seconds: it took.
@@ -52,6 +53,7 @@ class Answer:
     held: dict[str, Evidence] = field(default_factory=dict)
     refused: str | None = None
     failed: str | None = None
+    gone: bool = False
     worst: tuple[float, Text | None] = (-math.inf, None)
     came: int = 0
     seconds: float = 0.0
@@ -176,7 +178,13 @@ class Certification:
         asked = parameters(
             texts, plan.parameter_tokens, plan.length, self.reference.listed, plan.only
         )
-        return [alone, joint, *map(self._about, asked)]
+        found = [alone, joint]
+        for question in asked:
+            answer = self._about(question)
+            found.append(answer)
+            if answer.gone:
+                break
+        return found
 
     def _ordinary(self) -> tuple[Answer, Answer, list[Text]]:
         """Ask for ordinary texts, each prompt twice at once; return the texts as well.
@@ -197,7 +205,7 @@ class Certification:
             for first in range(0, len(texts) - 1, 2):
                 same = features.coincidences(texts[first : first + 2], scored[first : first + 2])
                 joint.add(texts[first], {"honoured": same}, 2 * self.noise.max(keepdims=True))
-            self.report(alone.came, plan.tokens, alone.question.name)
+            self.report(min(alone.came, plan.tokens), plan.tokens, alone.question.name)
             if alone.came >= plan.tokens or (alone.rejected and joint.rejected):
                 break
         alone.seconds = joint.seconds = perf_counter() - begun
@@ -212,13 +220,13 @@ class Certification:
                     places = self._places(text)
                     self._score_again(question, text, places)
                     answer.add(text, _gains(question, places, text.tokens), self.noise)
-                self.report(answer.came, question.tokens, question.name)
+                self.report(min(answer.came, question.tokens), question.tokens, question.name)
                 if answer.over:
                     break
         except RefusedError as error:
             answer.refused = str(error)
         except EndpointError as error:
-            answer.failed = str(error)
+            answer.failed, answer.gone = str(error), isinstance(error, UnreachableError)
         answer.seconds = perf_counter() - begun
         return answer
 
