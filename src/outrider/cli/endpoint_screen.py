@@ -63,7 +63,7 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) ->
         if (names := [name for name, each in found if each == verdict])
     ]
     at = f"of {tokens:,} tokens, at a rate of false alarms of {alpha:g}"
-    if any(each.verdict == "undecided" for each in answers):
+    if any(each.verdict == "undecided" and each.against.tokens for each in answers):
         said.append("more --parameter-tokens may decide")
     if any(each.verdict == "wrong" for each in answers):
         return f"the draws are not what was asked for ({at}); {'; '.join(said)}"
@@ -168,6 +168,8 @@ def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
     questions.add_column("seen in")
     for each in answers:
         said = each.refused or each.failed or ""
+        if each.verdict == "undecided" and not each.against.tokens:
+            said = "the likeliest tokens do not say; take --reference-model"
         seen = _seen(each) if each.rejected else said.partition(" answers ")[2] or said
         questions.add_row(
             each.question.name,
