@@ -158,6 +158,26 @@ def choice(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "text": "a", "finish_reason": "length", **fields}]}
 
 
+TOKENIZED = {"/v1/models": MODELS, "/tokenize": {"tokens": [1, 2]}}
+
+
+def sure(bodies: list[dict[str, Any]]) -> dict[str, Any]:
+    """An answer of one token again and again, which is nearly certain."""
+    tops = {"top_logprobs": [{"token_id:1": -0.1, "token_id:2": -3.0}], "tokens": ["token_id:1"]}
+    found = choice(logprobs=tops, token_ids=[1] * bodies[-1]["max_tokens"])
+    return {"choices": found["choices"] * bodies[-1].get("n", 1)}
+
+
+def test_equal_texts_are_a_fault_only_where_they_are_unlikely() -> None:
+    with answering({**TOKENIZED, "/v1/completions": sure}) as (url, _), Endpoint(url) as engine:
+        itself = EndpointReference(engine)
+        for check in (promises.choices, promises.seed):
+            # 16 and 24 tokens of a probability of .9 each, then of a model that rarely repeats one.
+            assert check(engine, itself, PROMPTS)[0] == "undecided"
+            unlikely = ModelReference(letters()[0], "letters")
+            assert check(engine, unlikely, PROMPTS)[0] == "wrong"
+
+
 def refusal(url: str, **given: Any) -> str:
     with pytest.raises(EndpointError) as found, Endpoint(url, timeout_s=5, **given):
         pass
@@ -206,18 +226,13 @@ def test_rate_limits_are_waited_for() -> None:
 def test_a_server_that_dies_half_way_leaves_its_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tops = {"top_logprobs": [{"token_id:1": -0.1, "token_id:2": -3.0}], "tokens": ["token_id:1"]}
 
     def complete(bodies: list[dict[str, Any]]) -> Any:
         if bodies[-1].get("max_tokens") == 8 and len(bodies) > 60:
             return 500, {}, {"error": {"message": "out of memory"}}
-        return choice(logprobs=tops, token_ids=[1] * bodies[-1]["max_tokens"])
+        return sure(bodies)
 
-    answers = {
-        "/v1/models": MODELS,
-        "/tokenize": {"tokens": [1, 2]},
-        "/v1/completions": complete,
-    }
+    answers = {**TOKENIZED, "/v1/completions": complete}
     with answering(answers) as (url, _):
         status = main(
             ["certify", "--endpoint", url, "--self", "--out", str(tmp_path), "--length", "8"]
@@ -231,19 +246,14 @@ def test_a_server_that_dies_half_way_leaves_its_texts(
 
 def test_a_server_that_fails_under_a_parameter_is_certified_in_what_is_left(tmp_path: Path) -> None:
     """And the run may go on in its folder once the server is mended."""
-    tops = {"top_logprobs": [{"token_id:1": -0.1, "token_id:2": -3.0}], "tokens": ["token_id:1"]}
     broken = [True]
 
     def complete(bodies: list[dict[str, Any]]) -> Any:
         if bodies[-1].get("top_k") == 3 and broken:
             return 500, {}, {"error": {"message": "no such dimension"}}
-        return choice(logprobs=tops, token_ids=[1] * bodies[-1]["max_tokens"])
+        return sure(bodies)
 
-    answers = {
-        "/v1/models": MODELS,
-        "/tokenize": {"tokens": [1, 2]},
-        "/v1/completions": complete,
-    }
+    answers = {**TOKENIZED, "/v1/completions": complete}
     flags = ["--only", "top_k", "--only", "min_p", "--tokens", "16", "--parameter-tokens", "16"]
     with answering(answers) as (url, _):
         command = ["certify", "--endpoint", url, "--self", "--out", str(tmp_path), *flags]
