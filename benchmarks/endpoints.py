@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -88,12 +89,13 @@ def alarms(runs: int, tokens: int) -> dict[str, Any]:
     """Certify the demo pair's server again and again; it is sound."""
     begun, rejected, worst = perf_counter(), 0, 0.0
     with demo() as (url, reference, prompts):
-        for _ in range(runs):
+        for run in range(runs):
             with Endpoint(url) as engine:
                 plan = Plan(tokens=tokens, parameter_tokens=128, length=32, alpha=ALPHA)
                 answers = Certification(Texts(engine).ask, reference, prompts, plan).answers()
             rejected += any(answer.rejected for answer in answers)
             worst = max(worst, *(answer.evidence for answer in answers))
+            print(f"{run + 1} runs, {rejected} rejected, evidence {worst:.3g}", file=sys.stderr)
     return {
         "sound runs": runs,
         "alarms": rejected,
