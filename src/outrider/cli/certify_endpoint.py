@@ -75,20 +75,23 @@ class Server:
     out: str | None = None
 
     def __post_init__(self) -> None:
-        given = (self.reference_endpoint, self.reference_model, self.own_reference or None)
-        count = sum(each is not None for each in given)
-        if self.endpoint is not None and count != 1:
-            raise InvalidConfigError(
-                "--endpoint",
-                self.endpoint,
-                "one of --reference-endpoint URL, --reference-model MODEL and --self beside it",
-            )
-        if self.endpoint is None and (count or self.out):
+        references = {
+            "--reference-endpoint": self.reference_endpoint,
+            "--reference-model": self.reference_model,
+            "--self": self.own_reference or None,
+        }
+        named = [flag for flag, value in references.items() if value is not None]
+        if self.endpoint is not None and len(named) != 1:
+            expected = "one of --reference-endpoint URL, --reference-model MODEL and --self"
+            given = f"--endpoint with {' and '.join(named) or 'no reference'}"
+            raise InvalidConfigError("reference", named, expected, given=given)
+        if self.endpoint is None and (named or self.out):
             raise InvalidConfigError("--endpoint", None, "the address of the server to certify")
 
 
 def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output) -> int:
     """Certify a server; return the exit status."""
+    from ..certify.endpoint.run import pace
     from .endpoint_screen import page, show, show_plan
     from .terminal import messages
     from .terminal import output as standard
@@ -105,7 +108,9 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
         engine = _connected(stack, server, console)
         reference, draft, prompts = _reference(stack, server, plan, models, engine, console)
         if screen is not None:
-            show_plan(screen, engine, reference, plan)
+            with console.status("timing a text"):
+                seconds = pace(engine, reference, prompts[0], plan)
+            show_plan(screen, engine, reference, plan, seconds)
         answers, kept, noise = _asked(engine, reference, draft, prompts, plan, folder, console)
     broken = any(each.verdict in ("wrong", "ignored") for each in kept)
     broken |= any(each.rejected or each.failed for each in answers)
@@ -113,6 +118,7 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
         "format": "outrider-endpoint/1",
         "outrider": __version__,
         "endpoint": engine.url,
+        "version": engine.version,
         "model": engine.model,
         "reference": reference.name,
         "plan": asdict(plan),

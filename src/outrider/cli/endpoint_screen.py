@@ -13,9 +13,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ..certify.endpoint.evidence import BETS, distance_found
 from ..certify.endpoint.features import FEATURES
 from ..certify.endpoint.questions import PAIRS, plain
+from ..certify.endpoint.run import reach
 from .terminal import WIDTH
 
 if TYPE_CHECKING:
@@ -26,21 +26,32 @@ if TYPE_CHECKING:
     from ..certify.endpoint.run import Answer
 
 _BAD = ("wrong", "ignored", "failed")
-_COLORS = ("#0969da", "#cf222e", "#1a7f37", "#8250df", "#bf8700", "#57606a")
 _WIDE, _HIGH = 720, 260
 
 
-def show_plan(console: Console, endpoint: Endpoint, reference: Reference, plan: Plan) -> None:
-    """Print what is about to be asked, and what could be found."""
-    asked = plain(plan.tokens, plan.length)
-    reach = math.log(len(FEATURES) * len(BETS) / (plan.alpha * asked.weight))
+def show_plan(
+    console: Console, endpoint: Endpoint, reference: Reference, plan: Plan, seconds: float
+) -> None:
+    """Print what is about to be asked, what could be found, and how long it takes.
+
+    Args:
+        console: of standard output.
+        endpoint: the server.
+        reference: what scores texts.
+        plan: how much is asked.
+        seconds: that one text took, with its score.
+    """
+    found = reach(plain(plan.tokens, plan.length), plan.alpha, plan.tokens)
+    minutes = plan.requests * seconds / 60
     console.print(Text(f"certifying {endpoint.model} at {endpoint.url}", "bold"))
     console.print(
         Text(
             f"reference: {reference.name}; at most {plan.tokens:,} tokens of ordinary texts, "
-            f"{plan.parameter_tokens:,} for each parameter; rate of false alarms {plan.alpha:g}. "
-            "A fault that moves the likeliest token's probability is found with power .9 where it "
-            f"moves it by {distance_found(plan.tokens, reach):.2g} or more",
+            f"{plan.parameter_tokens:,} for each parameter, {plan.requests:,} requests; a text "
+            f"with its score took {seconds:.2g} s, so {minutes:.2g} minutes one after another "
+            f"({plan.concurrency} are sent at once). A fault that moves the likeliest token's "
+            f"probability by {found:.2g} or more is found with power .9; rate of false alarms "
+            f"{plan.alpha:g}",
             "dim",
         )
     )
@@ -67,7 +78,9 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) ->
         said.append("more --parameter-tokens may decide")
     if any(each.verdict == "wrong" for each in answers):
         return f"the draws are not what was asked for ({at}); {'; '.join(said)}"
-    return f"no fault in the draws {at}" + "".join(f"; {each}" for each in said)
+    seen = f"one that moves the likeliest token's probability by {answers[0].distance_found:.2g}"
+    said.insert(0, f"{seen} would have been found with power .9")
+    return "; ".join([f"no fault in the draws {at}", *said])
 
 
 def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
@@ -88,7 +101,8 @@ def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promis
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1><p>{escape(found['endpoint'])}; reference "
+        f"<h1>{escape(title)}</h1><p>{escape(found['endpoint'])}, "
+        f"version {escape(found['version'] or 'not given')}; reference "
         f"{escape(found['reference'])}; outrider {escape(found['outrider'])}</p>"
         f"{picture(answers)}{text}{faults}"
         f"<h2>All of it</h2><pre>{escape(json.dumps(found, indent=1))}</pre></body></html>\n"
@@ -101,6 +115,7 @@ body{font:15px/1.4 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding
 h1{font-size:1.4rem}h2{font-size:1.1rem}
 pre{font-size:12px;line-height:1.3;overflow-x:auto;white-space:pre-wrap;max-height:40rem}
 svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif}
+.legend span{display:inline-block;margin-right:1rem;padding-left:.4rem;border-left:.9rem solid}
 """
 
 
@@ -127,18 +142,15 @@ def picture(answers: Sequence[Answer]) -> str:
         high = (top - min(top, max(bottom, value))) / (top - bottom)
         return f"{50 + tokens / most * (_WIDE - 60):.1f},{10 + high * (_HIGH - 40):.1f}"
 
-    lines = []
+    lines, legend = [], []
     for index, (name, curve) in enumerate(curves):
-        color = _COLORS[index % len(_COLORS)]
+        color = f"hsl({360 * index // len(curves)} 70% 45%)"
         points = " ".join(at(*point) for point in curve)
         lines.append(
             f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{points}">'
             f"<title>{escape(name)}</title></polyline>"
         )
-        if curve[-1][1] > limit:
-            x, y = at(*curve[-1]).split(",")
-            place = f'x="{x}" y="{float(y) + 14 * (1 + index)}" text-anchor="end" fill="{color}"'
-            lines.append(f"<text {place}>{escape(name)}</text>")
+        legend.append(f'<span style="border-color:{color}">{escape(name)}</span>')
     low, high = at(0, limit), at(most, limit)
     plain = 'fill="currentColor"'
     ticks = "".join(
@@ -150,6 +162,7 @@ def picture(answers: Sequence[Answer]) -> str:
         f'<polyline fill="none" stroke="currentColor" stroke-dasharray="4" points="{low} {high}"/>'
         f'{"".join(lines)}{ticks}<text {plain} x="50" y="{_HIGH - 8}">evidence against each '
         f"question, over {most:,} tokens; rejected above the dashed line</text></svg>"
+        f'<p class="legend">{"".join(legend)}</p>'
     )
 
 

@@ -178,6 +178,39 @@ def test_equal_texts_are_a_fault_only_where_they_are_unlikely() -> None:
             assert check(engine, unlikely, PROMPTS)[0] == "wrong"
 
 
+def test_texts_of_a_seed_that_part_late_may_be_rounded_otherwise() -> None:
+    def seeded(bodies: list[dict[str, Any]]) -> dict[str, Any]:
+        if bodies[-1].get("seed") is None:
+            return sure(bodies)
+        texts = {11: [3, 4, 5 + len(bodies) % 2], 12: [6, 7]}
+        return choice(token_ids=texts[bodies[-1]["seed"]])
+
+    def at_once(bodies: list[dict[str, Any]]) -> dict[str, Any]:
+        return choice(token_ids=[len(bodies)]) if bodies[-1].get("seed") else sure(bodies)
+
+    for complete, verdict in ((seeded, "undecided"), (at_once, "ignored")):
+        answers = {**TOKENIZED, "/v1/completions": complete}
+        with answering(answers) as (url, _), Endpoint(url) as engine:
+            found, said = promises.seed(engine, EndpointReference(engine), PROMPTS)
+        assert found == verdict
+        assert ("after 2 equal tokens" in said) == (verdict == "undecided")
+
+
+def test_an_interrupted_run_says_how_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Certification) -> list[Answer]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Certification, "answers", interrupted)
+    with answering({**TOKENIZED, "/v1/completions": sure}) as (url, _):
+        command = ["certify", "--endpoint", url, "--self", "--out", str(tmp_path)]
+        assert main(command) == 130
+    assert f"the same command goes on with the texts in {tmp_path}" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def refusal(url: str, **given: Any) -> str:
     with pytest.raises(EndpointError) as found, Endpoint(url, timeout_s=5, **given):
         pass
@@ -193,6 +226,21 @@ def test_what_keeps_a_server_from_being_certified_is_described() -> None:
         assert "answers 401: no key; expected --key" in refusal(url)
     with answering({"/v1/models": MODELS}) as (url, _):
         assert "has no /v1/completions" in refusal(url)
+    for address in ("localhost:8000", "http://"):
+        with pytest.raises(InvalidConfigError, match="such as http://localhost:8000/v1"):
+            Endpoint(address)
+
+
+def test_a_server_says_its_version() -> None:
+    """By the route of vLLM or of llama.cpp, or not at all."""
+    answers = {"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}
+    for route, found, version in (
+        ("/version", {"version": "0.32"}, "0.32"),
+        ("/props", {"build_info": "b9"}, "b9"),
+        ("/other", {}, None),
+    ):
+        with answering({**answers, route: found}) as (url, _), Endpoint(url) as engine:
+            assert engine.version == version
 
 
 def test_an_end_that_a_server_leaves_out_is_put_back() -> None:
@@ -272,6 +320,9 @@ def test_a_server_that_fails_under_a_parameter_is_certified_in_what_is_left(tmp_
 def test_flags_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certify", "--endpoint", "http://x"]) == 2
     assert "one of --reference-endpoint" in capsys.readouterr().err
+    both = ["--self", "--reference-model", "demo"]
+    assert main(["certify", "--endpoint", "http://x", *both]) == 2
+    assert "--endpoint with --reference-model and --self; expected" in capsys.readouterr().err
     assert main(["certify", "--self"]) == 2
     assert "the address of the server" in capsys.readouterr().err
     with answering({"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}) as (url, _):
@@ -308,11 +359,14 @@ def test_the_command_prints_and_writes_what_was_found(
     printed = " ".join(capsys.readouterr().out.split())
     assert "the draws are not what was asked for" in printed
     assert "wrong: temperature" in printed
+    assert "18 requests; a text with its score took" in printed
     found = json.loads((tmp_path / "certificate.json").read_text())
     assert found["format"] == "outrider-endpoint/1"
+    assert 0.1 < found["questions"][0]["distance_found"] < 1
     assert [each["verdict"] for each in found["questions"]][2] == "wrong"
     page = (tmp_path / "index.html").read_text()
     assert "<svg" in page
+    assert page.count("border-color:") == 3
     assert "temperature: a request that shows it" in page
 
 

@@ -10,7 +10,7 @@ from time import sleep
 from typing import Any, Self
 
 from ...config.params import SamplingParams
-from ...errors import OutriderError, missing
+from ...errors import InvalidConfigError, OutriderError, missing
 from .records import Text, Tokens
 
 with missing("endpoint"):
@@ -20,6 +20,7 @@ _TRIES = 6
 _BUSY = (429, 502, 503, 504)
 _REFUSED = (400, 404, 405, 422, 501)
 _LONGEST_WAIT_S = 30.0
+_ADDRESS = "the address of a running server, such as http://localhost:8000/v1"
 
 _WAYS_OF_IDS: tuple[dict[str, Any], ...] = (
     {"return_token_ids": True},
@@ -77,10 +78,14 @@ class Endpoint:
         key: sent as a bearer token.
         timeout_s: how long an answer may take.
 
+    Raises:
+        InvalidConfigError: `url` is no address.
+
     Attributes:
         extra: fields that every request carries.
         ends: the tokens that end texts, where the server leaves them out of answers, as llama.cpp
             does.
+        version: of the server, as it says it; None if it does not.
     """
 
     url: str
@@ -89,9 +94,12 @@ class Endpoint:
     timeout_s: float = 120.0
     extra: dict[str, Any] = field(default_factory=dict)
     ends: Tokens = ()
+    version: str | None = None
 
     def __post_init__(self) -> None:
         given = httpx.URL(self.url.rstrip("/").removesuffix("/v1") + "/v1")
+        if given.scheme not in ("http", "https") or not given.host:
+            raise InvalidConfigError("endpoint", self.url, _ADDRESS)
         # A password in the address is sent, and stands in no file.
         auth = (given.username, given.password) if given.username else None
         self.url = str(given.copy_with(userinfo=b""))
@@ -120,7 +128,7 @@ class Endpoint:
                 continue
             if ids_of(answer["choices"][0]):
                 self.extra |= way
-                self.ends = self._left_out()
+                self.ends, self.version = self._left_out(), self._named()
                 return self
         raise EndpointError(
             f"{self.url} names no token ids under /completions; expected return_token_ids or "
@@ -231,6 +239,14 @@ class Endpoint:
         except (EndpointError, KeyError, TypeError, ValueError):
             return ()
 
+    def _named(self) -> str | None:
+        """Return what vLLM, llama.cpp or SGLang calls its version."""
+        routes = {"version": "version", "props": "build_info", "get_server_info": "version"}
+        for route, name in routes.items():
+            with suppress(EndpointError, KeyError):
+                return str(self._send("GET", f"{self.url.removesuffix('/v1')}/{route}", None)[name])
+        return None
+
     def _completes(self) -> None:
         """Raise EndpointError if there are no completions of token ids."""
         try:
@@ -255,10 +271,8 @@ class Endpoint:
             try:
                 answer = self._http.request(method, url, json=body)
             except httpx.HTTPError as error:
-                raise UnreachableError(
-                    f"{url} cannot be reached: {error or type(error).__name__}; expected the "
-                    "address of a running server, such as http://localhost:8000/v1"
-                ) from error
+                said = f"{url} cannot be reached: {error or type(error).__name__}"
+                raise UnreachableError(f"{said}; expected {_ADDRESS}") from error
             if answer.status_code not in _BUSY or attempt == _TRIES - 1:
                 break
             given = answer.headers.get("Retry-After", "")

@@ -13,18 +13,18 @@ from ..reference import filtered, processed
 from .records import Cells, Reading, Row, Text, Tokens
 
 BINS = 5
-"""Bins of the probability integral transform."""
+"""Parts of the probability, the likeliest tokens first: the probability integral transform."""
 
 FEATURES = (
-    "the likeliest token",
-    "surprise",
-    *(f"probability integral transform, bin {n} of {BINS}" for n in range(1, BINS + 1)),
-    "a token that the parameters exclude",
-    "a token of the output so far",
-    "the token that a look-up proposes",
-    "the draft model's likeliest token",
-    "the draft model's probability",
-    "the probability without the parameter",
+    "how often the likeliest token comes",
+    "how unlikely tokens are",
+    *(f"how often tokens of fifth {n} of the probability come" for n in range(1, BINS + 1)),
+    "tokens that the parameters exclude",
+    "how often tokens of the output come again",
+    "how often the token comes that a look-up proposes",
+    "how often the draft model's likeliest token comes",
+    "how likely tokens are by the draft model",
+    "how likely tokens are without the parameter",
 )
 
 _LONGEST = 4

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from math import ceil
+from typing import Literal, get_args
 
 from ...config.params import SamplingParams
 from ...config.validation import integer, real
@@ -56,6 +57,12 @@ class Plan:
             expected = "an even number: each prompt is asked for twice at once"
             raise InvalidConfigError("concurrency", self.concurrency, expected)
         real("alpha", self.alpha, "a number in (0, 1)", lambda each: 0 < each < 1)
+
+    @property
+    def requests(self) -> int:
+        """How many texts are asked for, at most, if none ends early."""
+        asked = len(set(self.only) or get_args(Parameter))
+        return ceil(self.tokens / self.length) + asked * ceil(self.parameter_tokens / self.length)
 
 
 PLAIN = "sampling"

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ...config.params import SamplingParams
 from . import evidence, features
-from .client import EndpointError, RefusedError, UnreachableError
+from .client import Endpoint, EndpointError, RefusedError, UnreachableError
 from .evidence import Evidence
 from .features import FEATURES, Place
 from .questions import Plan, pairs, parameters, plain
@@ -120,6 +121,7 @@ class Answer:
             "log_e": self.against.log_e,
             "highest_log_e": self.against.highest,
             "curve": self.against.curve,
+            "distance_found": self.distance_found,
             "log_e_if_ignored": self.held["ignored"].log_e if "ignored" in self.held else None,
             "refused": self.refused,
             "failed": self.failed,
@@ -129,6 +131,11 @@ class Answer:
         }
 
     @property
+    def distance_found(self) -> float:
+        """By how much the likeliest token's probability may be off before it is found, power .9."""
+        return reach(self.question, self.alpha, self.against.tokens)
+
+    @property
     def evidence(self) -> float:
         """The largest E at any moment, with the question's weight: rejected from 1 / alpha on."""
         return self.question.weight * math.exp(min(self.against.highest, 700.0))
@@ -136,6 +143,26 @@ class Answer:
     def rejects(self, log_e: float) -> bool:
         """Say whether so much evidence is enough."""
         return log_e + math.log(self.question.weight) >= -math.log(self.alpha)
+
+
+def reach(question: Question, alpha: float, tokens: int) -> float:
+    """Return by how much the likeliest token's probability is off if that is found with power .9.
+
+    Args:
+        question: whose weight counts.
+        alpha: the rate of false alarms of all questions together.
+        tokens: that are looked at.
+    """
+    bets = len(FEATURES) * len(evidence.BETS)
+    return evidence.distance_found(tokens, math.log(bets / (alpha * question.weight)))
+
+
+def pace(endpoint: Endpoint, reference: Reference, prompt: Tokens, plan: Plan) -> float:
+    """Return the seconds that one text of a plan takes, with its score."""
+    begun = perf_counter()
+    (text,) = endpoint.complete(prompt, SamplingParams(max_tokens=plan.length))
+    reference.score(text.prompt, text.tokens)
+    return perf_counter() - begun
 
 
 @dataclass

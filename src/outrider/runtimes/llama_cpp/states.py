@@ -44,7 +44,7 @@ class StateTable(SlotTable):
 
     sequences_each = 3
     empty_slot = StateSlot
-    slots: list[StateSlot]  # type: ignore[assignment]
+    slots: list[StateSlot]  # type: ignore[assignment]  # `empty_slot` alone fills it
 
     def enter(self, context: Context, row: Row) -> int:
         """Find or make room for a row's prefix; see `SlotTable.enter`.
