@@ -177,7 +177,7 @@ def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
     questions.add_column("question")
     questions.add_column("verdict")
     questions.add_column("tokens", justify="right")
-    questions.add_column(f"evidence of {1 / answers[0].alpha:g}", justify="right")
+    questions.add_column(f"evidence ({1 / answers[0].alpha:g} rejects)", justify="right")
     questions.add_column("seen in")
     for each in answers:
         said = each.refused or each.failed or ""
