@@ -3,9 +3,10 @@
 ENGINE is vllm, llama.cpp, transformers or openvino-genai. Makes a virtual environment for it in the
 folder, starts its server plainly and with each kind of speculation that it has on a CPU, and
 certifies all of them. vLLM and transformers take the demo's models, and are scored by the same
-target here; the other two take a GGUF file. llama.cpp is scored by its own plain server, GenAI by
-the file on OpenVINO here. `transformers serve` gives no token ids, and GenAI is a library: their
-`generate` is behind completions.py. Each certificate is a page in the folder.
+target here (dflash drafts with random weights); the other two take a GGUF file. llama.cpp is scored
+by its own plain server, GenAI by the file on OpenVINO here. `transformers serve` gives no token
+ids, and GenAI is a library: their `generate` is behind completions.py. Each certificate is a page
+in the folder.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ GGUF = ("llama.cpp", "openvino-genai")
 _LOOKUP = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 _DRAFT = {"method": "draft_model", "model": str(DEMO / "draft")}
 _HEAD = {"method": "eagle3", "model": str(DEMO / "head")}
+_BLOCKS = {"method": "dflash", "model": "dflash-head"}
 _WRAPPED = {"plain": "plain", "ngram": "ngram", "draft_model": "draft_model"}
 KINDS: dict[str, dict[str, Any]] = {
     "vllm": {
@@ -50,6 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "draft_model-probabilistic": {**_DRAFT, "draft_sample_method": "probabilistic"},
         "draft_model-block": {**_DRAFT, "rejection_sample_method": "block"},
         "eagle3": _HEAD,
+        "dflash": _BLOCKS,
     },
     "llama.cpp": {"plain": "NONE", "ngram": "NGRAM_SIMPLE", "draft_model": "DRAFT_SIMPLE"},
     "transformers": _WRAPPED,
@@ -89,6 +92,8 @@ def main() -> int:
     python = installed(folder / "venv", PACKAGES[asked.engine])
     model = asked.model.resolve() if asked.model else demo_folder(folder / "demo")
     kinds = asked.only.split(",") if asked.only else list(KINDS[asked.engine])
+    if "dflash" in kinds:
+        block_head(model, folder / _BLOCKS["model"])
     worst = 0
     for kind in kinds:
         out = folder / kind
@@ -136,6 +141,14 @@ def demo_folder(folder: Path) -> Path:
     return folder
 
 
+def block_head(target: Path, folder: Path) -> None:
+    """Write a random DFlash head for a model."""
+    from tests.support.heads import head_checkpoint
+    from transformers import AutoModelForCausalLM
+
+    head_checkpoint(folder, AutoModelForCausalLM.from_pretrained(target), "dflash")
+
+
 @contextmanager
 def served(
     engine: str, python: Path, model: Path, kind: str, port: int, out: Path
@@ -156,7 +169,7 @@ def served(
             command += ["--per-request-spec-decode-metrics", "detailed"]
     url = f"http://127.0.0.1:{port}/v1"
     with (out / f"server-{port}.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=out.parent)
         try:
             for _ in range(600):
                 if server.poll() is not None:
