@@ -47,6 +47,14 @@ def candidates(options: TuneOptions) -> list[Candidate]:
     return grid(options.chosen_drafters, ("block",), depths, options.tree_shape)
 
 
+def predictable(candidate: Candidate, pair: Pair) -> bool:
+    """Whether its drafts follow from texts: not those of blocks, nor trees of what has none."""
+    model = pair.model_drafter
+    if model is None or candidate.drafter not in WITH_MODEL:
+        return True
+    return model.steps(2) == 2 and (model.branches or not candidate.tree)
+
+
 class Search:
     """What is known so far.
 
@@ -107,18 +115,11 @@ class Search:
         texts = self._usable
         for candidate in candidates(self._options) if texts and self.costs else ():
             late = candidate.depth is not None and self._gone() > 1
-            if candidate not in self._forecasts and not late and self._predictable(candidate):
+            if candidate not in self._forecasts and not late and predictable(candidate, self._pair):
                 self._say(f"predicting {candidate.label}")
                 self._forecasts[candidate] = self._forecast(candidate, texts)
         found = self._forecasts.values()
         return sorted(found, key=lambda each: each.estimate.ratio, reverse=True)
-
-    def _predictable(self, candidate: Candidate) -> bool:
-        """Whether its drafts follow from texts: not those of blocks, nor trees of what has none."""
-        model = self._pair.model_drafter
-        if model is None or candidate.drafter not in WITH_MODEL:
-            return True
-        return model.steps(2) == 2 and (model.branches or not candidate.tree)
 
     @property
     def _usable(self) -> list[Text]:

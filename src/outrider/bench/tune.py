@@ -20,7 +20,7 @@ from .options import Progress, TuneOptions, silent
 from .race import config_of
 from .records import PLAIN, Candidate, Measurement
 from .run import prepared
-from .search import Search, candidates
+from .search import Search, candidates, predictable
 from .trial import fitting
 from .workloads import in_turn, mixed
 
@@ -125,6 +125,9 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     for candidate in candidates(options):
         config_of(candidate)
     pair, facts, workload = prepared(options, options.batch, report)
+    if not any(predictable(candidate, pair) for candidate in candidates(options)):
+        expected = "another drafter beside it: outrider bench measures what drafts blocks, or trees"
+        raise InvalidConfigError("drafters", options.chosen_drafters, expected)
     if workload is None:
         workload = mixed(None, pair.tokenizer, pair.target.vocab_size, options.max_prompts)
     workload = fitting(workload, options.max_tokens, pair.target.max_length)
