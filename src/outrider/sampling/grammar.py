@@ -103,9 +103,11 @@ class Grammars:
         special = frozenset(t for t in stop_ids if vocabulary.is_special_token(t))
         texts = (stop_ids & self._eos) - special
         grammar = Grammar(asked, matcher, self._vocab_size, end, special | texts, texts)
-        if not grammar.first():
+        empty = Prefix(0, ())
+        first = grammar.mask(empty)
+        if first is None or not first.any():
             expected = "one that tokens can fulfil: none could be the first"
-            if grammar.over(Prefix(0, ())):
+            if grammar.over(empty):
                 expected = "more than the empty text, which no token of the request ends"
             raise InvalidConfigError(field, asked.value, expected)
         return grammar
@@ -216,11 +218,6 @@ class Grammar:
         """
         matcher = self._after(prefix, drafted)
         return None if matcher is None else self._allowed(matcher)
-
-    def first(self) -> frozenset[int]:
-        """Return the tokens that may come first."""
-        mask = self._allowed(self.start.deep_copy())
-        return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
     def over(self, prefix: Prefix, drafted: tuple[int, ...] = ()) -> bool:
         """Return whether the text is whole, nothing can follow, and no token can say so."""
