@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -64,7 +64,6 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = eos_token_ids
-        self._vocabulary: tuple[LLTokenizer, int] | None = None
         # Many requests ask for the same form.
         self._of = lru_cache(_KEPT)(self._made)
 
@@ -81,8 +80,6 @@ class Grammars:
         with missing("grammar"):
             from llguidance import LLMatcher, LLParserLimits
 
-        if self._vocabulary is None:
-            self._vocabulary = self._read()
         vocabulary, end = self._vocabulary
         field = f"structured_output.{asked.kind}"
         limits = LLParserLimits(verbose_errors=False)
@@ -112,7 +109,8 @@ class Grammars:
             raise InvalidConfigError(field, asked.value, expected)
         return grammar
 
-    def _read(self) -> tuple[LLTokenizer, int]:
+    @cached_property
+    def _vocabulary(self) -> tuple[LLTokenizer, int]:
         """The vocabulary, and the id that stands for the end in it."""
         with missing("grammar"):
             from llguidance import LLTokenizer
