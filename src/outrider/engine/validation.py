@@ -97,7 +97,9 @@ def check_plan(plan: object, states: Sequence[SequenceState]) -> None:
     shaped = isinstance(depth, np.ndarray) and depth.dtype.kind in "iu"
     shaped = shaped and plan.depth.shape == (len(states),)
     if shaped and ((plan.depth >= 0) & (plan.depth <= most)).all():
-        return
+        if plan.tree is None or plan.deepest <= len(plan.tree.levels):
+            return
+        expected = f"at most the {len(plan.tree.levels)} levels of its tree"
     given = f"the policy planned depth={shown(depth)}"
     raise InvalidConfigError("policy", plan, expected, given=given)
 
