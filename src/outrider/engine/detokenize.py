@@ -86,10 +86,6 @@ class SafeOffsets:
             [token], skip_special_tokens=True
         )
 
-    def silent(self) -> frozenset[int]:
-        """Return the special tokens, which are left out before a text is put together."""
-        return frozenset(special_tokens(self.tokenizer))
-
     def before(self, ids: NDArray[np.int64], place: int) -> int:
         """Return the last place in `ids`, at or before `place`, that a window may begin at."""
         while place > 0 and self.open(int(ids[place])):
@@ -119,7 +115,8 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._offsets = SafeOffsets.of(tokenizer)
-        self._silent = frozenset[int]() if self._offsets is None else self._offsets.silent()
+        # Special tokens are left out before a text is put together.
+        self._silent = {} if self._offsets is None else special_tokens(tokenizer)
         self._stops = stops
         self._held = ""
         self._emitted = 0

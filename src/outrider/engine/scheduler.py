@@ -138,12 +138,14 @@ class Scheduler:
                 self._retire([youngest])
                 self._waiting.appendleft(youngest)
 
-    def close(self) -> None:
-        """Cancel everything."""
+    def close(self, *, discard: bool = False) -> None:
+        """Cancel everything; with `discard`, share nothing of what was computed."""
         self._waiting.clear()
         self._failures.clear()
-        self._retire((*self._batch.states, *self._prefilling))
-        self._drop_held()
+        self._retire((*self._batch.states, *self._prefilling), discard=discard)
+        # What an admission that failed had taken.
+        self._engine.slots.drop(self._held)
+        self._held.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -187,11 +189,6 @@ class Scheduler:
             at_once = [state for state, apart in zip(admitted, long, strict=True) if not apart]
             self._batch = self._engine.pack((*self._batch.states, *at_once))
         return tokens - spent
-
-    def _drop_held(self) -> None:
-        """Give back what an admission that failed had taken."""
-        self._engine.slots.drop(self._held)
-        self._held.clear()
 
     def _take(self, sequence_id: int) -> bool:
         """Take a slot for a sequence; return whether there was one."""
@@ -247,11 +244,9 @@ class Scheduler:
             error.others = ()
         held = (*self.running, *self._prefilling)
         failed = [state for state in held if state.prefix.sequence_id == named]
-        if not failed:
-            self._waiting.clear()
-            self._failures.clear()
-            if isinstance(error, OutriderError):
-                error.sequence_id = None
-        self._retire(failed or held, discard=True)
-        if not failed:
-            self._drop_held()
+        if failed:
+            self._retire(failed, discard=True)
+            return
+        if isinstance(error, OutriderError):
+            error.sequence_id = None
+        self.close(discard=True)

@@ -97,7 +97,9 @@ def check_plan(plan: object, states: Sequence[SequenceState]) -> None:
     shaped = isinstance(depth, np.ndarray) and depth.dtype.kind in "iu"
     shaped = shaped and plan.depth.shape == (len(states),)
     if shaped and ((plan.depth >= 0) & (plan.depth <= most)).all():
-        return
+        if plan.tree is None or plan.deepest <= len(plan.tree.levels):
+            return
+        expected = f"at most the {len(plan.tree.levels)} levels of its tree"
     given = f"the policy planned depth={shown(depth)}"
     raise InvalidConfigError("policy", plan, expected, given=given)
 
@@ -113,7 +115,7 @@ def check_proposal(
 
     Raises:
         DraftShapeError: tokens, lengths and distributions do not fit the plan or each other, or are
-            not on the device.
+            not on the device; or the confidence is not one from 0 to 1 for each token.
         DistributionWidthError: the distributions are not as wide as the vocabulary.
         TokenOutOfRangeError: a token is outside the vocabulary.
         DegenerateDistributionError: a distribution is not finite, non-negative and of sum one, or
@@ -124,6 +126,7 @@ def check_proposal(
     _check_lengths(proposal, plan, device, refuse)
     if proposal.width:
         _check_structure(proposal, plan, refuse)
+        _check_confidence(proposal, refuse)
         made = _check_forms(proposal, vocab_size, refuse)
         tokens = proposal.tokens
         outside = ((tokens < 0) | (tokens >= vocab_size)).cpu().numpy()
@@ -219,6 +222,21 @@ def _check_structure(proposal: DraftProposal, plan: DraftPlan, refuse: _Refuse) 
     if (depths > plan.depth).any():
         expected = f"at most the planned depths {plan.depth.tolist()}"
         refuse(f"trees of depths {depths.tolist()}", expected, depths > plan.depth)
+
+
+def _check_confidence(proposal: DraftProposal, refuse: _Refuse) -> None:
+    """Check that each drafted token has a probability for its confidence, if any has one."""
+    confidence, shape = proposal.confidence, tuple(proposal.tokens.shape)
+    if confidence is None:
+        return
+    expected = f"a NumPy array with a number from 0 to 1 for each token of shape {shape}"
+    if not isinstance(confidence, np.ndarray) or confidence.shape != shape:
+        refuse(f"confidence={shown(confidence)}", expected)
+    # NaN fails every comparison.
+    sound = (confidence >= 0) & (confidence <= 1)
+    wrong = ~sound & (np.arange(shape[1]) < proposal.lengths[:, None])
+    if wrong.any():
+        refuse(f"confidence {confidence.tolist()}", expected, wrong)
 
 
 def _check_forms(proposal: DraftProposal, vocab_size: int, refuse: _Refuse) -> Distributions:

@@ -51,8 +51,7 @@ class Shape:
     @property
     def nodes(self) -> NDArray[np.int64]:
         """The number of drafted tokens at each depth 0..deepest, int64 [deepest + 1]."""
-        levels = [1] * self.deepest if self.tree is None else self.tree.levels[: self.deepest]
-        return np.concatenate([[0], np.cumsum(levels)]).astype(np.int64)
+        return DraftPlan(np.arange(self.deepest + 1), self.tree).lengths
 
     def size(self, depth: int) -> int:
         """Return the number of drafted tokens at one depth; chains may be of any."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,7 +135,7 @@ def _filtered(
     vocab_size = scores.shape[-1]
     width = width if 16 * width <= vocab_size else vocab_size
     top_k, top_p, min_p = filters.split(1, dim=1)
-    best, index = _largest(scores, width)
+    best, index = scores.topk(width, -1)
     masses = (best - best[:, :1]).exp()
     least = best.gather(-1, (top_k.long() - 1).clamp(max=width - 1))
     masses = masses.masked_fill(best < least, 0)
@@ -156,26 +155,3 @@ def _filtered(
         left = None if totals is None else totals[rows]
         probs[rows], _ = _filtered(scores[rows], filters[rows], left, _WIDER * width)
     return probs, reached[:, -1]
-
-
-def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest of values [R, V] in falling order, and where they stand, [R, count].
-
-    A few are all in the `count` blocks with the largest maxima: only those are searched. All are
-    sorted, on the host by NumPy, which is several times as fast.
-    """
-    vocab_size = values.shape[-1]
-    if count == vocab_size and values.device.type == "cpu":
-        order = torch.from_numpy(np.argsort(-values.numpy()))
-        return values.gather(-1, order), order
-    if 2 * count * BLOCK > vocab_size:
-        found = values.topk(count, -1)
-        return found.values, found.indices
-    whole = vocab_size // BLOCK * BLOCK
-    maxima = values[:, :whole].unflatten(-1, (-1, BLOCK)).amax(-1)
-    within = torch.arange(BLOCK, device=values.device)
-    places = (maxima.topk(count, -1).indices[..., None] * BLOCK + within).flatten(1)
-    rest = torch.arange(whole, vocab_size, device=values.device)
-    places = torch.cat([places, rest.expand(len(values), -1)], -1)
-    found = values.gather(-1, places).topk(count, -1)
-    return found.values, places.gather(-1, found.indices)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -64,7 +64,6 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = eos_token_ids
-        self._vocabulary: tuple[LLTokenizer, int] | None = None
         # Many requests ask for the same form.
         self._of = lru_cache(_KEPT)(self._made)
 
@@ -81,8 +80,6 @@ class Grammars:
         with missing("grammar"):
             from llguidance import LLMatcher, LLParserLimits
 
-        if self._vocabulary is None:
-            self._vocabulary = self._read()
         vocabulary, end = self._vocabulary
         field = f"structured_output.{asked.kind}"
         limits = LLParserLimits(verbose_errors=False)
@@ -103,14 +100,17 @@ class Grammars:
         special = frozenset(t for t in stop_ids if vocabulary.is_special_token(t))
         texts = (stop_ids & self._eos) - special
         grammar = Grammar(asked, matcher, self._vocab_size, end, special | texts, texts)
-        if not grammar.first():
+        empty = Prefix(0, ())
+        first = grammar.mask(empty)
+        if first is None or not first.any():
             expected = "one that tokens can fulfil: none could be the first"
-            if grammar.over(Prefix(0, ())):
+            if grammar.over(empty):
                 expected = "more than the empty text, which no token of the request ends"
             raise InvalidConfigError(field, asked.value, expected)
         return grammar
 
-    def _read(self) -> tuple[LLTokenizer, int]:
+    @cached_property
+    def _vocabulary(self) -> tuple[LLTokenizer, int]:
         """The vocabulary, and the id that stands for the end in it."""
         with missing("grammar"):
             from llguidance import LLTokenizer
@@ -216,11 +216,6 @@ class Grammar:
         """
         matcher = self._after(prefix, drafted)
         return None if matcher is None else self._allowed(matcher)
-
-    def first(self) -> frozenset[int]:
-        """Return the tokens that may come first."""
-        mask = self._allowed(self.start.deep_copy())
-        return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
     def over(self, prefix: Prefix, drafted: tuple[int, ...] = ()) -> bool:
         """Return whether the text is whole, nothing can follow, and no token can say so."""

@@ -238,7 +238,7 @@ def test_what_is_decoded_for_a_token_does_not_grow(
     assert decoded(maker, pieces, monkeypatch) <= 8 * 400
     # Planted fault: the window is decoded each time.
     monkeypatch.setattr("outrider.engine.detokenize._CHARACTER", 1000)
-    monkeypatch.setattr(SafeOffsets, "silent", lambda _: frozenset())
+    monkeypatch.setattr("outrider.engine.detokenize.special_tokens", lambda _: {})
     assert decoded(maker, pieces, monkeypatch) > 20 * 400
 
 

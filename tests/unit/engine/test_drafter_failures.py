@@ -257,6 +257,15 @@ def test_a_draft_model_with_nan_is_a_failing_drafter(on_draft_error: Any) -> Non
             DraftShapeError,
             "one of its 3 distributions",
         ),
+        (lambda p: replace(p, confidence=np.ones((1, 2))), DraftShapeError, r"shape \(1, 3\)"),
+        *(
+            (
+                lambda p, value=value: replace(p, confidence=np.full((1, 3), value)),
+                DraftShapeError,
+                "a number from 0 to 1",
+            )
+            for value in (np.nan, np.inf, -0.5, 1.5)
+        ),
     ],
 )
 def test_a_broken_proposal_is_named(change: Any, error: type[OutriderError], message: str) -> None:

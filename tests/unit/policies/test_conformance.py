@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider import SpeculativeConfig
+from outrider import InvalidConfigError, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.certify.kits import check_policy
 from outrider.engine.compatibility import policy_of
 from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
 from outrider.policies.rule import BreakEven
-from outrider.types.records import DraftPlan, SequenceState
+from outrider.runtimes.tabular import mock_pair
+from outrider.types.records import DraftPlan, DraftTree, SequenceState
 from tests.support.drafter_traits import Drafter
 
 DRAFTERS = {
@@ -149,3 +150,21 @@ def test_a_tree_without_levels_is_named() -> None:
 
     names = {finding.name for finding in check_policy(Short(shape)) if not finding.passed}
     assert "a tree has as many levels as its deepest row" in names
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan, *_: None, "the policy returned a NoneType; expected a DraftPlan"),
+        (lambda plan, *_: replace(plan, depth=plan.depth * 1.0), r"planned depth=array.*integer"),
+        (lambda plan, *_: replace(plan, depth=plan.depth + 40), "from 0 to its remaining tokens"),
+        (
+            lambda plan, *_: replace(plan, depth=plan.depth + 2, tree=DraftTree((2,))),
+            "at most the 1 levels of its tree",
+        ),
+    ],
+)
+def test_the_engine_refuses_a_plan_that_cannot_be_carried_out(change: Any, message: str) -> None:
+    decoder = SpeculativeDecoder(*mock_pair(5, 1), policy=Changed(change))
+    with pytest.raises(InvalidConfigError, match=message):
+        decoder.generate([0], SamplingParams(max_tokens=20))

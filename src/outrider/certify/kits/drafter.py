@@ -72,8 +72,6 @@ class _Kit:
             # Whether it is as deep as planned is another property.
             deep = DraftPlan(np.full(3, proposal.width))
             check_proposal(proposal, prefixes, deep, self.vocab_size, torch.device("cpu"))
-            given, shape = proposal.confidence, proposal.tokens.shape
-            require(given is None or given.shape == shape, f"confidence is not of shape {shape}")
 
     def lengths(self) -> None:
         """No row is drafted further than planned."""
