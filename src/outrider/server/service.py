@@ -24,8 +24,6 @@ from .failures import ClosingError, DeadlineError, QueueFullError
 
 _LOG = logging.getLogger(__name__)
 
-_ENDS = "the server is about to end; send the request to another one"
-
 
 @dataclass(frozen=True, slots=True)
 class RowRound:
@@ -167,8 +165,7 @@ class Service:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: dict[int, Job] = {}
         self._open: set[int] = set()
-        self._ending = Lock()
-        self._ended = False
+        self._submitting = Lock()
         self._scheduler = Scheduler(decoder, name="the server", prefill_chunk=prefill_chunk)
         self._thread = Thread(target=self._run, name="outrider engine", daemon=True)
         self._thread.start()
@@ -183,11 +180,6 @@ class Service:
         """The number of sequences that wait for room, or for their first round."""
         return max(0, len(self._open) - self.running)
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
     def submit(
         self, groups: Sequence[Sequence[SequenceState]], receive: Callable[[Update], None]
     ) -> Job:
@@ -201,18 +193,16 @@ class Service:
             QueueFullError: too many sequences wait.
             ClosingError: the service closes.
         """
-        if self.closing:
-            raise ClosingError(_ENDS)
         streams = Streams(groups, self.decoder.tokenizer)
         job = Job(groups, receive, streams, monotonic() + self._timeout_s)
         room = self._max_waiting + (self.decoder.max_sequences or 0)
-        if self._open and len(self._open) + len(job.left) > room:
-            raise QueueFullError(
-                f"{len(self._open)} sequences run or wait and {room} may; try again later"
-            )
-        with self._ending:
-            if self._ended:
-                raise ClosingError(_ENDS)
+        with self._submitting:
+            if self.closing:
+                raise ClosingError("the server is about to end; send the request to another one")
+            if self._open and len(self._open) + len(job.left) > room:
+                raise QueueFullError(
+                    f"{len(self._open)} sequences run or wait and {room} may; try again later"
+                )
             self._open.update(job.left)
             self._commands.put(partial(self._start, job))
         return job
@@ -242,8 +232,8 @@ class Service:
         except Exception:
             _LOG.exception("the engine ended")
         finally:
-            with self._ending:
-                self._ended = True
+            with self._submitting:
+                self.closing = True
             self._obey(wait=False)
             for job in self._open_jobs():
                 self._end(job, ClosingError("the server ended before this request did"))
