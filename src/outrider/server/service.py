@@ -270,11 +270,10 @@ class Service:
                 self._deliver(step, monotonic())
 
     def _deliver(self, step: StepResult, now: float) -> None:
-        rows: dict[int, list[int]] = {}
-        for row, state in enumerate(step.batch.states):
-            rows.setdefault(id(self._jobs[state.prefix.sequence_id]), []).append(row)
-        for of_job in rows.values():
-            job = self._jobs[step.batch.sequence_ids[of_job[0]]]
+        rows: dict[Job, list[int]] = {}
+        for row, sequence_id in enumerate(step.batch.sequence_ids):
+            rows.setdefault(self._jobs[sequence_id], []).append(row)
+        for job, of_job in rows.items():
             update = job.advance(step, of_job, now)
             self._open.difference_update(job.indices.keys() - job.left)
             if update.done:
@@ -312,7 +311,7 @@ class Service:
         self._open.difference_update(job.indices)
 
     def _open_jobs(self) -> list[Job]:
-        return list({id(job): job for job in self._jobs.values()}.values())
+        return list(dict.fromkeys(self._jobs.values()))
 
 
 def _hand(job: Job, update: Update) -> None:
