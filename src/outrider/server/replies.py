@@ -59,10 +59,7 @@ class Reply:
         if update.error is not None:
             with named_as_asked(self.form):
                 raise update.error
-        events: list[StreamEvent] = []
-        for each in update.rounds:
-            assert update.step is not None
-            events += self.job.streams.of_row(update.step, each.row)
+        events = list(update.events)
         self.events += events
         self.rounds += update.rounds
         return events

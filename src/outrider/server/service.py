@@ -7,15 +7,17 @@ is handed on round by round, to a function of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
 
 from ..engine.commit import StepResult
 from ..engine.decoder import SpeculativeDecoder
+from ..engine.outputs import StreamEvent
 from ..engine.scheduler import Scheduler
 from ..engine.streaming import Streams
 from ..errors import ModelError, OutriderError
@@ -30,7 +32,6 @@ class RowRound:
     """What one round did for one choice.
 
     Attributes:
-        row: of the round's batch.
         choice: its index in the request.
         drafted, accepted, emitted: tokens.
         depth: how many of the drafted ones lie in a row.
@@ -38,7 +39,6 @@ class RowRound:
         seconds: of the round, which others may have shared.
     """
 
-    row: int
     choice: int
     drafted: int
     accepted: int
@@ -53,14 +53,14 @@ class Update:
     """What became of a request in one round.
 
     Attributes:
-        step: the round; None if the request was ended without one. Whoever receives it makes its
-            texts, so that the engine does not wait for a tokenizer.
+        events: its tokens, to be read once: their texts are made then, so that the engine does not
+            wait for a tokenizer.
         rounds: of each choice that took part.
         done: whether nothing follows.
         error: why it was ended before it had ended by itself.
     """
 
-    step: StepResult | None = None
+    events: Iterable[StreamEvent] = ()
     rounds: tuple[RowRound, ...] = ()
     done: bool = False
     error: OutriderError | None = None
@@ -120,7 +120,6 @@ class Job:
             self.cached += record.cached[row] if state.choice == 0 else 0
             rounds.append(
                 RowRound(
-                    row,
                     self.indices[state.prefix.sequence_id],
                     record.drafted[row],
                     record.accepted[row],
@@ -132,7 +131,8 @@ class Job:
             )
             if state.finish_reason is not None:
                 self.left.discard(state.prefix.sequence_id)
-        return Update(step, tuple(rounds), done=not self.left)
+        events = chain.from_iterable(self.streams.of_row(step, row) for row in rows)
+        return Update(events, tuple(rounds), done=not self.left)
 
 
 class Service:
