@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
 
@@ -240,12 +240,9 @@ class Service:
 
     def _obey(self, *, wait: bool) -> None:
         """Carry out the commands that have come; with `wait`, wait for one."""
-        try:
-            while True:
-                self._commands.get(block=wait)()
-                wait = False
-        except Empty:
-            pass
+        while wait or not self._commands.empty():
+            self._commands.get()()
+            wait = False
 
     def _advance(self) -> None:
         """Decode a round, and hand on what came of it."""
