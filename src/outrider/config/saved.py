@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,12 @@ from .validation import unreadable
 _MODELS = ("target", "draft", "runtime", "dtype", "weights", "device")
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What a file asks for.
-
-    Attributes:
-        models: arguments of `outrider.load`, as far as the file has them.
-        method: what drafts; None leaves it open.
-        config: how speculation is done.
-    """
-
-    models: dict[str, Any]
-    method: str | None
-    config: SpeculativeConfig
-
-
-def read_saved(path: str | Path) -> Saved:
+def read_saved(path: str | Path) -> tuple[dict[str, Any], str | None, SpeculativeConfig]:
     """Read a file of settings by the names of flags, without their dashes in front.
+
+    Returns:
+        Arguments of `outrider.load`, as far as the file has them; what drafts, None if that is left
+        open; and how speculation is done.
 
     Raises:
         InvalidConfigError: it cannot be read, is no TOML, or has a name or a value that `load` and
@@ -50,6 +39,4 @@ def read_saved(path: str | Path) -> Saved:
     if unknown := sorted(set(values) - names):
         expected = f"settings of models and speculation alone in {path}"
         raise InvalidConfigError("config", unknown[0], expected)
-    tuples: dict[str, Any]
-    tuples = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return Saved(models, method, SpeculativeConfig(**tuples))
+    return models, method, SpeculativeConfig(**values)

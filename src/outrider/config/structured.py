@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, ValuesView
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from .validation import (
     LONGEST_TEXT,
     bounded_schema,
     check_fields,
+    children,
     optional,
     text,
     texts,
@@ -145,8 +146,7 @@ def _numbers(value: object) -> Iterator[float]:
     """Yield the numbers in a value of JSON."""
     if isinstance(value, int | float):
         yield value
-    children = value.values() if isinstance(value, Mapping) else value
-    for child in children if isinstance(children, list | tuple | ValuesView) else ():
+    for child in children(value):
         yield from _numbers(child)
 
 

@@ -188,7 +188,7 @@ def bounded_schema(field: str, value: object, expected: str) -> None:
         named |= {
             str(item["$ref"]) for item in level if isinstance(item, Mapping) and "$ref" in item
         }
-        level = [child for item in level for child in _children(item)]
+        level = [child for item in level for child in children(item)]
         if len(level) > LONGEST_TEXT or depth * (1 + len(named)) > DEEPEST_FORM:
             break
         if not level:
@@ -202,7 +202,8 @@ def bounded_schema(field: str, value: object, expected: str) -> None:
     )
 
 
-def _children(item: object) -> Iterable[Any]:
+def children(item: object) -> Iterable[Any]:
+    """Return what an object or a list of JSON holds; nothing of another value."""
     if isinstance(item, Mapping):
         return item.values()
     return item if isinstance(item, list | tuple) else ()

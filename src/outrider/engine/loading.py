@@ -98,9 +98,9 @@ def load(
         MissingExtraError: a package that this needs is not installed.
     """
     if config is not None:
-        saved = read_saved(config)
-        asked = {"max_sequences": max_sequences, "kv_cache_memory": kv_cache_memory} | saved.models
-        return replace(load(**asked), method=saved.method, config=saved.config)
+        given, method, speculation = read_saved(config)
+        asked = {"max_sequences": max_sequences, "kv_cache_memory": kv_cache_memory} | given
+        return replace(load(**asked), method=method, config=speculation)
     named = [model_source("target", target)]
     named += [] if draft is None else [model_source("draft", draft)]
     choice("runtime", runtime, get_args(RuntimeName))

@@ -66,7 +66,7 @@ class RoundDraws:
 
     Args:
         chance: where outcomes come from.
-        keys: [B, 2 + N, 5], as `round_keys` makes them; None for a round that draws nothing.
+        keys: [B, 2 + N, 5], as `round_keys` makes them.
         positions: keys [B, 5] of the first position after each prefix, in coupled mode.
 
     Attributes:
@@ -77,14 +77,14 @@ class RoundDraws:
     def __init__(
         self,
         chance: Chance,
-        keys: NDArray[np.uint64] | None,
+        keys: NDArray[np.uint64],
         positions: NDArray[np.uint64] | None = None,
     ) -> None:
         self._chance = chance
         self._keys = keys
         self._positions = positions
         self._noise: Tensor | None = None
-        self.ahead = type(chance) is Philox4x32 and keys is not None and positions is None
+        self.ahead = type(chance) is Philox4x32 and positions is None
         self.race: Race | None = None
         if positions is not None and isinstance(chance, RacingChance):
             self.race = Race(chance, positions)
@@ -114,7 +114,6 @@ class RoundDraws:
             noise = self._made(distributions)[:, (2 + slots).tolist()]
             drawn: Tensor = race_index(distributions.flatten(0, 1), noise.flatten(0, 1))
             return drawn.reshape(batch, nodes)
-        assert self._keys is not None, "a round of greedy rows draws nothing"
         tokens = distributions.new_zeros((batch, nodes)).long()
         rows, columns = np.nonzero(used)
         if len(rows):
@@ -143,14 +142,12 @@ class RoundDraws:
         if self.ahead:
             drawn: Tensor = race_index(distributions, self._made(distributions)[:, slot])
             return drawn
-        assert self._keys is not None, "a round of greedy rows draws nothing"
         return self._chance.draw(distributions, self._keys[:, slot])
 
     def _made(self, distributions: Tensor) -> Tensor:
         """The noise of the round's draws, float64 [B, 2 + N, L], enough for such distributions."""
         size = noise_size(distributions.shape[-1])
         if self._noise is None or self._noise.shape[-1] < size:
-            assert self._keys is not None, "a round of greedy rows draws nothing"
             assert isinstance(self._chance, Philox4x32)
             import torch
 

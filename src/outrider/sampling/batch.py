@@ -96,8 +96,6 @@ class Batch:
 
     def draws(self, chance: Chance, width: int, *, coupled: bool) -> RoundDraws:
         """Make the draws of a round of at most `width` drafted tokens a row."""
-        if self.params.all_greedy:
-            return RoundDraws(chance, None)
         positions = position_keys(self.states) if coupled else None
         return RoundDraws(chance, round_keys(self.states, width), positions)
 

@@ -184,16 +184,16 @@ def in_process(make: Callable[[], SpeculativeDecoder], model: str, *, together: 
     """
 
     def answering(lines: Iterator[Line]) -> Iterator[tuple[Line, dict[str, Any]]]:
-        going: deque[tuple[Line, Answer]] = deque()
+        first = list(islice(lines, together))
+        if not first:
+            return
         requests = batch_requests(make(), model)
         try:
-            while True:
-                for line in islice(lines, together - len(going)):
-                    going.append((line, begun(requests, line)))
-                if not going:
-                    return
+            going = deque((line, begun(requests, line)) for line in first)
+            while going:
                 line, answer = going.popleft()
                 yield line, answer()
+                going.extend((line, begun(requests, line)) for line in islice(lines, 1))
         finally:
             requests.service.close()
             requests.service.join()

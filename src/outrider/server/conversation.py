@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -24,6 +25,9 @@ _OF_THE_SERVER = frozenset(
     )
 )
 """Variables of a template that a client does not choose."""
+
+_GENERATION = re.compile(r"{%[-+]?\s*(end)?generation\s*[-+]?%}")
+"""The tags that transformers adds to Jinja's; what is between them is read without them."""
 
 _SHOWN = frozenset(("content", "name", "tool_calls", "function", "arguments"))
 """Parts of messages that have to be in the text."""
@@ -89,21 +93,11 @@ def _names(source: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the variables that a template reads, and the names and texts in its code."""
     with missing("server"):
         from jinja2 import Environment
-        from jinja2.ext import Extension
         from jinja2.meta import find_undeclared_variables
         from jinja2.nodes import Const, Getattr
 
-    class Generation(Extension):
-        """The tag that transformers adds."""
-
-        tags = {"generation"}  # noqa: RUF012 - where Jinja looks for it
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    extensions = (Generation, "jinja2.ext.do", "jinja2.ext.loopcontrols")
-    template = Environment(extensions=extensions).parse(source)
+    extensions = ("jinja2.ext.do", "jinja2.ext.loopcontrols")
+    template = Environment(extensions=extensions).parse(_GENERATION.sub("", source))
     names = {node.attr for node in template.find_all(Getattr)}
     texts = {node.value for node in template.find_all(Const) if isinstance(node.value, str)}
     return frozenset(find_undeclared_variables(template)), frozenset(names | texts)

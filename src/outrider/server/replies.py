@@ -42,7 +42,6 @@ class Reply:
     job: Job = field(init=False)
     events: list[StreamEvent] = field(default_factory=list)
     rounds: list[RowRound] = field(default_factory=list)
-    _started: set[int] = field(default_factory=set)
     _places: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -60,10 +59,7 @@ class Reply:
         if update.error is not None:
             with named_as_asked(self.form):
                 raise update.error
-        events: list[StreamEvent] = []
-        for each in update.rounds:
-            assert update.step is not None
-            events += self.job.streams.of_row(update.step, each.row)
+        events = list(update.events)
         self.events += events
         self.rounds += update.rounds
         return events
@@ -93,8 +89,7 @@ class Reply:
         found: list[dict[str, Any]] = []
         for index in dict.fromkeys(self._index(event) for event in tokens):
             events = [event for event in tokens if self._index(event) == index]
-            if self.chats and index not in self._started:
-                self._started.add(index)
+            if self.chats and events[0].position == 0:
                 found.append(self._chunk(self._delta(index, {"role": "assistant", "content": ""})))
             text = "".join(event.text or "" for event in events)
             reason = events[-1].finish_reason

@@ -131,9 +131,8 @@ def _described(state: ServerState) -> dict[str, Any]:
 @public.api_route("/health", methods=["GET", "HEAD"])
 async def health(state: State) -> Response:
     """Say whether requests are taken."""
-    service = state.requests.service
-    alive = service.alive and not service.closing
-    return PlainTextResponse("ok" if alive else "closing", 200 if alive else 503)
+    closing = state.requests.service.closing
+    return PlainTextResponse("closing" if closing else "ok", 503 if closing else 200)
 
 
 @public.get("/")

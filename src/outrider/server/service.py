@@ -7,15 +7,17 @@ is handed on round by round, to a function of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
+from itertools import chain
+from queue import SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
 
 from ..engine.commit import StepResult
 from ..engine.decoder import SpeculativeDecoder
+from ..engine.outputs import StreamEvent
 from ..engine.scheduler import Scheduler
 from ..engine.streaming import Streams
 from ..errors import ModelError, OutriderError
@@ -24,15 +26,12 @@ from .failures import ClosingError, DeadlineError, QueueFullError
 
 _LOG = logging.getLogger(__name__)
 
-_ENDS = "the server is about to end; send the request to another one"
-
 
 @dataclass(frozen=True, slots=True)
 class RowRound:
     """What one round did for one choice.
 
     Attributes:
-        row: of the round's batch.
         choice: its index in the request.
         drafted, accepted, emitted: tokens.
         depth: how many of the drafted ones lie in a row.
@@ -40,7 +39,6 @@ class RowRound:
         seconds: of the round, which others may have shared.
     """
 
-    row: int
     choice: int
     drafted: int
     accepted: int
@@ -55,14 +53,14 @@ class Update:
     """What became of a request in one round.
 
     Attributes:
-        step: the round; None if the request was ended without one. Whoever receives it makes its
-            texts, so that the engine does not wait for a tokenizer.
+        events: its tokens, to be read once: their texts are made then, so that the engine does not
+            wait for a tokenizer.
         rounds: of each choice that took part.
         done: whether nothing follows.
         error: why it was ended before it had ended by itself.
     """
 
-    step: StepResult | None = None
+    events: Iterable[StreamEvent] = ()
     rounds: tuple[RowRound, ...] = ()
     done: bool = False
     error: OutriderError | None = None
@@ -122,7 +120,6 @@ class Job:
             self.cached += record.cached[row] if state.choice == 0 else 0
             rounds.append(
                 RowRound(
-                    row,
                     self.indices[state.prefix.sequence_id],
                     record.drafted[row],
                     record.accepted[row],
@@ -134,7 +131,8 @@ class Job:
             )
             if state.finish_reason is not None:
                 self.left.discard(state.prefix.sequence_id)
-        return Update(step, tuple(rounds), done=not self.left)
+        events = chain.from_iterable(self.streams.of_row(step, row) for row in rows)
+        return Update(events, tuple(rounds), done=not self.left)
 
 
 class Service:
@@ -167,8 +165,7 @@ class Service:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: dict[int, Job] = {}
         self._open: set[int] = set()
-        self._ending = Lock()
-        self._ended = False
+        self._submitting = Lock()
         self._scheduler = Scheduler(decoder, name="the server", prefill_chunk=prefill_chunk)
         self._thread = Thread(target=self._run, name="outrider engine", daemon=True)
         self._thread.start()
@@ -183,11 +180,6 @@ class Service:
         """The number of sequences that wait for room, or for their first round."""
         return max(0, len(self._open) - self.running)
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
     def submit(
         self, groups: Sequence[Sequence[SequenceState]], receive: Callable[[Update], None]
     ) -> Job:
@@ -201,18 +193,16 @@ class Service:
             QueueFullError: too many sequences wait.
             ClosingError: the service closes.
         """
-        if self.closing:
-            raise ClosingError(_ENDS)
         streams = Streams(groups, self.decoder.tokenizer)
         job = Job(groups, receive, streams, monotonic() + self._timeout_s)
         room = self._max_waiting + (self.decoder.max_sequences or 0)
-        if self._open and len(self._open) + len(job.left) > room:
-            raise QueueFullError(
-                f"{len(self._open)} sequences run or wait and {room} may; try again later"
-            )
-        with self._ending:
-            if self._ended:
-                raise ClosingError(_ENDS)
+        with self._submitting:
+            if self.closing:
+                raise ClosingError("the server is about to end; send the request to another one")
+            if self._open and len(self._open) + len(job.left) > room:
+                raise QueueFullError(
+                    f"{len(self._open)} sequences run or wait and {room} may; try again later"
+                )
             self._open.update(job.left)
             self._commands.put(partial(self._start, job))
         return job
@@ -242,20 +232,17 @@ class Service:
         except Exception:
             _LOG.exception("the engine ended")
         finally:
-            with self._ending:
-                self._ended = True
+            with self._submitting:
+                self.closing = True
             self._obey(wait=False)
             for job in self._open_jobs():
                 self._end(job, ClosingError("the server ended before this request did"))
 
     def _obey(self, *, wait: bool) -> None:
         """Carry out the commands that have come; with `wait`, wait for one."""
-        try:
-            while True:
-                self._commands.get(block=wait)()
-                wait = False
-        except Empty:
-            pass
+        while wait or not self._commands.empty():
+            self._commands.get()()
+            wait = False
 
     def _advance(self) -> None:
         """Decode a round, and hand on what came of it."""
@@ -280,11 +267,10 @@ class Service:
                 self._deliver(step, monotonic())
 
     def _deliver(self, step: StepResult, now: float) -> None:
-        rows: dict[int, list[int]] = {}
-        for row, state in enumerate(step.batch.states):
-            rows.setdefault(id(self._jobs[state.prefix.sequence_id]), []).append(row)
-        for of_job in rows.values():
-            job = self._jobs[step.batch.sequence_ids[of_job[0]]]
+        rows: dict[Job, list[int]] = {}
+        for row, sequence_id in enumerate(step.batch.sequence_ids):
+            rows.setdefault(self._jobs[sequence_id], []).append(row)
+        for job, of_job in rows.items():
             update = job.advance(step, of_job, now)
             self._open.difference_update(job.indices.keys() - job.left)
             if update.done:
@@ -322,7 +308,7 @@ class Service:
         self._open.difference_update(job.indices)
 
     def _open_jobs(self) -> list[Job]:
-        return list({id(job): job for job in self._jobs.values()}.values())
+        return list(dict.fromkeys(self._jobs.values()))
 
 
 def _hand(job: Job, update: Update) -> None:

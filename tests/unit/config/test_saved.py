@@ -20,15 +20,15 @@ def written(folder: Path, text: str) -> Path:
 
 def test_models_method_and_config_are_told_apart(tmp_path: Path) -> None:
     text = 'target = "a"\nmethod = "suffix"\ndepth = "fixed"\nnum-speculative-tokens = 3\n'
-    found = read_saved(written(tmp_path, text))
-    assert found.models == {"target": "a"}
-    assert found.method == "suffix"
-    assert found.config == SpeculativeConfig(depth="fixed", num_speculative_tokens=3)
+    models, method, config = read_saved(written(tmp_path, text))
+    assert models == {"target": "a"}
+    assert method == "suffix"
+    assert config == SpeculativeConfig(depth="fixed", num_speculative_tokens=3)
 
 
 def test_a_tree_is_a_list(tmp_path: Path) -> None:
-    found = read_saved(written(tmp_path, "tree-shape = [2, 1]\n"))
-    assert found.config.tree_shape == (2, 1)
+    _, _, config = read_saved(written(tmp_path, "tree-shape = [2, 1]\n"))
+    assert config.tree_shape == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,18 @@ def test_a_batch_goes_on_where_a_kill_left_it(kept: int, half: bytes, tmp_path: 
     assert [choices(each) for each in again] == [choices(each) for each in whole]
 
 
+def test_a_batch_that_is_answered_loads_no_model(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.jsonl", [line("a", "abc")])
+    run(source, tmp_path / "out.jsonl")
+
+    def make() -> Any:
+        raise AssertionError("nothing is left to answer")
+
+    answering = in_process(make, "toy", together=3)
+    found = answer_file(source, tmp_path / "out.jsonl", answering, lambda *_: None)
+    assert found == Answered(1, 0, 0)
+
+
 def test_lines_of_one_name_are_refused(tmp_path: Path) -> None:
     lines = [line("a", "abc"), "{", "{", line("b", "abc"), line("a", "xyz")]
     source = written(tmp_path / "in.jsonl", lines)

@@ -168,10 +168,23 @@ def test_closing_lets_requests_end_or_ends_them(
         service.submit([service.decoder.start("abc", SamplingParams())], Received())
     model.go.set()
     service.join(60)
-    assert not service.alive
     assert received.ended.is_set()
     assert received.error is None if error is None else isinstance(received.error, error)
     assert service.decoder.slots.free == 1
+
+
+def test_an_engine_that_ended_takes_no_more_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    with toy_server() as server:
+        client = TestClient(server.app)
+        assert client.get("/health").status_code == 200
+        monkeypatch.setattr("outrider.engine.scheduler.Scheduler.submit", broken)
+        for _ in range(2):
+            response = client.post("/v1/completions", json=BODY)
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "closing")
+        assert client.get("/health").status_code == 503
 
 
 class Fails(Drafter):
@@ -244,7 +257,7 @@ def test_what_cannot_be_released_does_not_end_the_engine() -> None:
     for later in received[2:]:  # in the room that was held
         service.submit([decoder.start("abc", params)], later)
         assert later.ended.wait(60)
-    assert service.alive
+    assert not service.closing
     service.close()
     service.join(60)
 
