@@ -114,8 +114,6 @@ def traced(
         yield None
         return
     from ..engine.trace import TraceWriter
-    from ..verification import Verifier
 
-    lossy = settings["method"] != "none" and Verifier.of(config).lossy
-    with TraceWriter(Path(trace), settings, lossy=lossy) as writer:
+    with TraceWriter(Path(trace), settings, lossy=config.lossy) as writer:
         yield writer.write
