@@ -91,7 +91,7 @@ def resume(path: Path, lines: Iterator[Line]) -> tuple[int, int]:
     """Find how many lines were answered before, and cut off half a line that a kill left.
 
     Args:
-        path: of the answers; a file that is not there has none.
+        path: of the answers; what is no ordinary file, or not there, has none.
         lines: of the batch; as many are taken as were answered.
 
     Returns:
@@ -100,7 +100,7 @@ def resume(path: Path, lines: Iterator[Line]) -> tuple[int, int]:
     Raises:
         InvalidConfigError: the file holds something else, or answers of another batch.
     """
-    if not path.exists():
+    if not path.is_file():
         return 0, 0
     done = failed = end = 0
     with path.open("rb+") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,16 @@ def test_a_batch_goes_on_where_a_kill_left_it(kept: int, half: bytes, tmp_path: 
     again = target.read_bytes().splitlines(keepends=True)
     assert again[:kept] == whole[:kept]
     assert [choices(each) for each in again] == [choices(each) for each in whole]
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="open files have no names")
+def test_answers_may_go_into_a_pipe(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.jsonl", [line("a", "abc"), line("b", "xyz")])
+    reader, writer = os.pipe()
+    assert run(source, Path(f"/dev/fd/{writer}"))[0] == Answered(0, 2, 0)
+    os.close(writer)
+    with open(reader) as answers:
+        assert [json.loads(each)["custom_id"] for each in answers] == ["a", "b"]
 
 
 def test_lines_of_one_name_are_refused(tmp_path: Path) -> None:
