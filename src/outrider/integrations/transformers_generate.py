@@ -32,10 +32,8 @@ from .given_processors import custom_processors, of_row
 _SETTINGS = (MaxLengthCriteria, EosTokenCriteria)
 """Criteria that parameters cover."""
 
-_PASSED_BY = frozenset(
-    {"attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "logits_to_keep"}
-)
-"""What transformers passes to every decoding method."""
+_IDLE = ("use_cache", "logits_to_keep")
+"""What transformers passes to every decoding method, and asks for nothing here."""
 
 
 def generate_with(
@@ -250,7 +248,7 @@ def _prompts(
             tokens.
     """
     for name, value in others.items():
-        if value is not None and name not in _PASSED_BY:
+        if value is not None and name not in _IDLE:
             raise InvalidConfigError(name, type(value).__name__, "None; only token ids are read")
     for name, given in (("past_key_values", past_key_values), ("cache", cache)):
         if given is not None and given.get_seq_length() > 0:
