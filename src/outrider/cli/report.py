@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from ..config.validation import read_text, real, unreadable
 from ..errors import InvalidConfigError
+from ..integrations.engine_records import Engine, read_records
 from .figures import figures
 from .files import make_folder
 from .options import Output, titled
 
 app = App(name="report")
-
-Engine = Literal["vllm", "sglang", "llama.cpp"]
 
 EXPECTED = "a trace that --trace wrote; outrider bench writes the page of a result.json beside it"
 
@@ -89,7 +88,6 @@ def _of_engine(
 ) -> None:
     """Show what another engine recorded, and write the page of it."""
     from ..bench.page import page as html
-    from ..integrations.engine_records import read_records
     from . import terminal
     from .report_records import as_json, shown
 
