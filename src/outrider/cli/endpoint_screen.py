@@ -6,17 +6,16 @@ import json
 import math
 from collections.abc import Sequence
 from html import escape
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from ..bench.page import page as html
 from ..certify.endpoint.evidence import BETS, distance_found
 from ..certify.endpoint.features import FEATURES
 from ..certify.endpoint.questions import PAIRS, plain
-from .terminal import WIDTH
 
 if TYPE_CHECKING:
     from ..certify.endpoint.client import Endpoint
@@ -72,36 +71,21 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) ->
 
 def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
     """Return one self-contained HTML page."""
-    console = Console(file=StringIO(), record=True, width=WIDTH, highlight=False)
-    console.print(_tables(answers, kept))
-    text = console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
-    alpha = answers[0].alpha
-    title = f"{found['model']}: {verdict(answers, kept, alpha)}"
+    above = (
+        f"<p>{escape(found['endpoint'])}; reference {escape(found['reference'])}; outrider "
+        f"{escape(found['outrider'])}</p>{picture(answers)}"
+    )
     faults = "".join(
         f"<h2>{escape(each.question.name)}: a request that shows it</h2>"
         f"<p>{escape(_seen(each))}; the text that speaks most against it:</p>"
-        f"<pre>{escape(json.dumps(each.worst[1].body))}\n{escape(each.worst[1].text)}</pre>"
+        '<pre style="white-space:pre-wrap">'
+        f"{escape(json.dumps(each.worst[1].body))}\n{escape(each.worst[1].text)}</pre>"
         for each in answers
         if each.rejected and each.worst[1] is not None
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1><p>{escape(found['endpoint'])}; reference "
-        f"{escape(found['reference'])}; outrider {escape(found['outrider'])}</p>"
-        f"{picture(answers)}{text}{faults}"
-        f"<h2>All of it</h2><pre>{escape(json.dumps(found, indent=1))}</pre></body></html>\n"
-    )
-
-
-_STYLE = """
-:root{color-scheme:light dark}
-body{font:15px/1.4 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.4rem}h2{font-size:1.1rem}
-pre{font-size:12px;line-height:1.3;overflow-x:auto;white-space:pre-wrap;max-height:40rem}
-svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif}
-"""
+    title = f"{found['model']}: {verdict(answers, kept, answers[0].alpha)}"
+    below = f"{faults}<h2>All of it</h2>"
+    return html(title, _tables(answers, kept), found, above=above, below=below)
 
 
 def picture(answers: Sequence[Answer]) -> str:
