@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +14,11 @@ from cyclopts import Parameter
 
 from .. import __version__
 from ..certify.endpoint.questions import Plan
+from ..config.params import SpeculativeConfig
 from ..config.validation import read_text
 from ..errors import InvalidConfigError
 from .files import make_folder, replace_file
-from .options import Models, Output
+from .options import Drafting, Models, Output, Setup
 
 if TYPE_CHECKING:
     from ..certify.endpoint.client import Endpoint
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..certify.endpoint.records import Tokens
     from ..certify.endpoint.references import Reference
     from ..certify.endpoint.run import Answer
+    from .models import Loaded
 
 PROMPTS = (
     "The history of the lighthouse begins with",
@@ -193,10 +195,10 @@ def _reference(
     if models.draft is not None:
         draft = ModelReference(_loaded(models.draft, models, console).target, models.draft)
     if server.reference_model is not None:
-        pair = _loaded(server.reference_model, models, console)
-        encode = pair.tokenizer.encode
+        loaded = _loaded(server.reference_model, models, console)
+        encode = loaded.tokenizer.encode
         prompts = [_ids(text) or tuple(int(token) for token in encode(text)) for text in texts]
-        return ModelReference(pair.target, server.reference_model), draft, prompts
+        return ModelReference(loaded.target, server.reference_model), draft, prompts
     url = server.reference_endpoint
     other = engine if url is None else _connected(stack, server, console, url)
     if url is not None and other.url == engine.url:
@@ -208,13 +210,12 @@ def _reference(
     return reference, draft, [_ids(text) or engine.tokenize(text) for text in texts]
 
 
-def _loaded(source: str, models: Models, console: Any) -> Any:
-    from ..engine.loading import load
+def _loaded(source: str, models: Models, console: Any) -> Loaded:
+    """Load a model by itself, as the flags of models say."""
+    from .models import load
 
-    with console.status(f"loading {source}"):
-        return load(
-            source, runtime=models.runtime, device=models.device, dtype=models.dtype or "auto"
-        )
+    alone = replace(models, target=source, draft=None)
+    return load(Setup(alone, Drafting(), "none", SpeculativeConfig()), console)
 
 
 def _lines(path: str) -> Sequence[str]:

@@ -287,6 +287,15 @@ def test_flags_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture
         assert said in capsys.readouterr().err
 
 
+def test_the_reference_is_loaded_as_the_flags_of_models_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with answering({"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}) as (url, _):
+        command = ["certify", "--endpoint", url, "--reference-model", "demo"]
+        assert main([*command, "--runtime", "transformers", "--weights", "int8"]) == 2
+    assert "weights='int8' is not allowed" in capsys.readouterr().err
+
+
 def test_a_password_in_an_address_is_sent_and_not_shown() -> None:
     answers = {"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}
     with answering(answers) as (url, _), Endpoint(url.replace("//", "//me:secret@")) as engine:
