@@ -69,7 +69,7 @@ class Server:
     endpoint: str | None = None
     reference_endpoint: str | None = None
     reference_model: str | None = None
-    own_reference: Annotated[bool, Parameter(name="--self", negative=())] = False
+    own_reference: Annotated[bool, Parameter(name="--self")] = False
     model: str | None = None
     key: str | None = None
     reference_key: str | None = None
@@ -129,7 +129,7 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
     if screen is None:
         print(json.dumps(found))
     else:
-        show(screen, answers, kept, plan)
+        show(screen, answers, kept)
         if folder is not None:
             print(f"\nwritten: {folder / 'index.html'}, {folder / 'certificate.json'}")
     return 0 if found["passed"] else 1

@@ -45,13 +45,13 @@ def show_plan(console: Console, endpoint: Endpoint, reference: Reference, plan: 
     )
 
 
-def show(console: Console, answers: Sequence[Answer], kept: Sequence[Promise], plan: Plan) -> None:
+def show(console: Console, answers: Sequence[Answer], kept: Sequence[Promise]) -> None:
     """Print tables and the verdict."""
     console.print(_tables(answers, kept))
-    console.print(Text(verdict(answers, kept, plan.alpha), "bold"))
+    console.print(Text(verdict(answers, kept), "bold"))
 
 
-def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) -> str:
+def verdict(answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
     """Return what was found, in a sentence."""
     tokens = sum(each.against.tokens for each in answers if each.question.name != PAIRS)
     found = [(each.question.name, each.verdict) for each in answers]
@@ -61,7 +61,7 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) ->
         for verdict in (*_BAD, "refused", "undecided")
         if (names := [name for name, each in found if each == verdict])
     ]
-    at = f"of {tokens:,} tokens, at a rate of false alarms of {alpha:g}"
+    at = f"of {tokens:,} tokens, at a rate of false alarms of {answers[0].alpha:g}"
     if any(each.verdict == "undecided" and each.against.tokens for each in answers):
         said.append("more --parameter-tokens may decide")
     if any(each.verdict == "wrong" for each in answers):
@@ -83,7 +83,7 @@ def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promis
         for each in answers
         if each.rejected and each.worst[1] is not None
     )
-    title = f"{found['model']}: {verdict(answers, kept, answers[0].alpha)}"
+    title = f"{found['model']}: {verdict(answers, kept)}"
     below = f"{faults}<h2>All of it</h2>"
     return html(title, _tables(answers, kept), found, above=above, below=below)
 
