@@ -96,12 +96,9 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
     from .terminal import output as standard
 
     folder = None if server.out is None else make_folder("--out", server.out)
-    written = None if folder is None else folder / "certificate.json"
-    if written is not None and written.exists():
-        before = json.loads(read_text("--out", written))
-        if not any(each["verdict"] == "failed" for each in before["questions"]):
-            expected = "a new folder: this one has a certificate, of texts that came before"
-            raise InvalidConfigError("--out", server.out, expected)
+    if folder is not None and not _may_go_on(folder / "certificate.json"):
+        expected = "a new folder: this one has a certificate, of texts that came before"
+        raise InvalidConfigError("--out", server.out, expected)
     console, screen = messages(), None if output.as_json else standard(output.color)
     with ExitStack() as stack:
         engine = _connected(stack, server, console)
@@ -133,6 +130,16 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
         if folder is not None:
             print(f"\nwritten: {folder / 'index.html'}, {folder / 'certificate.json'}")
     return 0 if found["passed"] else 1
+
+
+def _may_go_on(certificate: Path) -> bool:
+    """Whether there is no certificate yet, or one with a question that failed."""
+    if not certificate.exists():
+        return True
+    with suppress(KeyError, TypeError, ValueError):
+        questions = json.loads(certificate.read_bytes())["questions"]
+        return any(each["verdict"] == "failed" for each in questions)
+    return False
 
 
 def _asked(
