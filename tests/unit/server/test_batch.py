@@ -13,7 +13,7 @@ pytest.importorskip("pydantic", reason="the server extra is not installed")
 
 from outrider import SamplingParams
 from outrider.errors import InvalidConfigError
-from outrider.server.batch import Answered, Line, answer_file, counted, in_process, lines_of
+from outrider.server.batch import Answered, answer_file, counted, in_process, lines_of
 from tests.support.server import toy_decoder
 
 PROMPTS = ["abc", "xyz", "hello", "a", "bcd", "zzz", "q", "what"]
@@ -33,8 +33,8 @@ def written(path: Path, lines: list[Any]) -> Path:
 def run(source: Path, target: Path) -> tuple[Answered, list[tuple[int, str | None]]]:
     reported: list[tuple[int, str | None]] = []
 
-    def report(each: Line, error: str | None) -> None:
-        reported.append((each.number, error))
+    def report(done: int, error: str | None) -> None:
+        reported.append((done, error))
 
     answering = in_process(toy_decoder, "toy", together=3)
     return answer_file(source, target, answering, report), reported
@@ -113,9 +113,11 @@ def test_bad_lines_are_answered_with_their_number(tmp_path: Path) -> None:
     ]
     source, target = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     found, reported = run(source, target)
-    assert [number for number, error in reported if error is None] == [1, 13, 14]
+    assert [done for done, _ in reported] == list(range(1, 14))
+    assert [done for done, error in reported if error is None] == [1, 12, 13]
     assert found == Answered(0, 13, 10)
-    assert all(f"line {number}: " in error for number, error in reported if error is not None)
+    said = [error.partition(":")[0] for _, error in reported if error is not None]
+    assert said == [f"line {number}" for number in (2, *range(4, 13))]
     answers = read(target)
     names = [json.loads(each)["custom_id"] for each in map(json.dumps, lines[5:])]
     assert [each["custom_id"] for each in answers] == ["good", None, None, None, *names]
