@@ -63,15 +63,13 @@ def bench(
     """
     asked: BenchOptions = plain(BenchOptions, options)
     with terminable() as interruption, _folder(out, asked.quick) as folder:
-        from rich.console import Console
-
         from ..bench.page import render_report
         from ..bench.run import run_bench
         from ..bench.tables import as_markdown, rendered
         from . import terminal
 
         terminal.quiet()
-        with terminal.progress(Console(stderr=True), "timing") as advance:
+        with terminal.progress(terminal.messages(), "timing") as advance:
             results = run_bench(asked, advance)
         if not results.measurements:
             raise KeyboardInterrupt("interrupted before anything was measured")

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -120,7 +120,11 @@ def certify(
 ) -> int:
     """Prove that the output has the target's distribution, and that the proof can fail."""
     if server.endpoint is not None:
+        ours = ("target", *(item.name for item in fields(what)))
+        refuse(dict.fromkeys(ours, "none with --endpoint; drop one of the two"), models, what)
         return certify_endpoint(server, plan, models, output)
+    asked = ("model", "prompts", *(item.name for item in fields(plan)))
+    refuse(dict.fromkeys(asked, "none without --endpoint URL"), server, plan)
     tiers = what.tiers(models)
     for where, names, expected in _ONLY_IN:
         if not set(where) & set(tiers):

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +14,11 @@ from cyclopts import Parameter
 
 from .. import __version__
 from ..certify.endpoint.questions import Plan
+from ..config.params import SpeculativeConfig
 from ..config.validation import read_text
 from ..errors import InvalidConfigError
 from .files import make_folder, replace_file
-from .options import Models, Output
+from .options import Drafting, Models, Output, Setup
 
 if TYPE_CHECKING:
     from ..certify.endpoint.client import Endpoint
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..certify.endpoint.records import Tokens
     from ..certify.endpoint.references import Reference
     from ..certify.endpoint.run import Answer
+    from .models import Loaded
 
 PROMPTS = (
     "The history of the lighthouse begins with",
@@ -67,7 +69,7 @@ class Server:
     endpoint: str | None = None
     reference_endpoint: str | None = None
     reference_model: str | None = None
-    own_reference: Annotated[bool, Parameter(name="--self", negative=())] = False
+    own_reference: Annotated[bool, Parameter(name="--self")] = False
     model: str | None = None
     key: str | None = None
     reference_key: str | None = None
@@ -97,12 +99,9 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
     from .terminal import output as standard
 
     folder = None if server.out is None else make_folder("--out", server.out)
-    written = None if folder is None else folder / "certificate.json"
-    if written is not None and written.exists():
-        before = json.loads(read_text("--out", written))
-        if not any(each["verdict"] == "failed" for each in before["questions"]):
-            expected = "a new folder: this one has a certificate, of texts that came before"
-            raise InvalidConfigError("--out", server.out, expected)
+    if folder is not None and not _may_go_on(folder / "certificate.json"):
+        expected = "a new folder: this one has a certificate, of texts that came before"
+        raise InvalidConfigError("--out", server.out, expected)
     console, screen = messages(), None if output.as_json else standard(output.color)
     with ExitStack() as stack:
         engine = _connected(stack, server, console)
@@ -133,10 +132,20 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
     if screen is None:
         print(json.dumps(found))
     else:
-        show(screen, answers, kept, plan)
+        show(screen, answers, kept)
         if folder is not None:
             print(f"\nwritten: {folder / 'index.html'}, {folder / 'certificate.json'}")
     return 0 if found["passed"] else 1
+
+
+def _may_go_on(certificate: Path) -> bool:
+    """Whether there is no certificate yet, or one with a question that failed."""
+    if not certificate.exists():
+        return True
+    with suppress(KeyError, TypeError, ValueError):
+        questions = json.loads(certificate.read_bytes())["questions"]
+        return any(each["verdict"] == "failed" for each in questions)
+    return False
 
 
 def _asked(
@@ -199,10 +208,10 @@ def _reference(
     if models.draft is not None:
         draft = ModelReference(_loaded(models.draft, models, console).target, models.draft)
     if server.reference_model is not None:
-        pair = _loaded(server.reference_model, models, console)
-        encode = pair.tokenizer.encode
+        loaded = _loaded(server.reference_model, models, console)
+        encode = loaded.tokenizer.encode
         prompts = [_ids(text) or tuple(int(token) for token in encode(text)) for text in texts]
-        return ModelReference(pair.target, server.reference_model), draft, prompts
+        return ModelReference(loaded.target, server.reference_model), draft, prompts
     url = server.reference_endpoint
     other = engine if url is None else _connected(stack, server, console, url)
     if url is not None and other.url == engine.url:
@@ -214,13 +223,12 @@ def _reference(
     return reference, draft, [_ids(text) or engine.tokenize(text) for text in texts]
 
 
-def _loaded(source: str, models: Models, console: Any) -> Any:
-    from ..engine.loading import load
+def _loaded(source: str, models: Models, console: Any) -> Loaded:
+    """Load a model by itself, as the flags of models say."""
+    from .models import load
 
-    with console.status(f"loading {source}"):
-        return load(
-            source, runtime=models.runtime, device=models.device, dtype=models.dtype or "auto"
-        )
+    alone = replace(models, target=source, draft=None)
+    return load(Setup(alone, Drafting(), "none", SpeculativeConfig()), console)
 
 
 def _lines(path: str) -> Sequence[str]:

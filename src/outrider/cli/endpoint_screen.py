@@ -6,17 +6,16 @@ import json
 import math
 from collections.abc import Sequence
 from html import escape
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from ..bench.page import page as html
 from ..certify.endpoint.features import FEATURES
 from ..certify.endpoint.questions import PAIRS, plain
 from ..certify.endpoint.run import reach
-from .terminal import WIDTH
 
 if TYPE_CHECKING:
     from ..certify.endpoint.client import Endpoint
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 _BAD = ("wrong", "ignored", "failed")
 _WIDE, _HIGH = 720, 260
+_SWATCH = "display:inline-block;margin-right:1rem;padding-left:.4rem;border-left:.9rem solid "
 
 
 def show_plan(
@@ -57,13 +57,13 @@ def show_plan(
     )
 
 
-def show(console: Console, answers: Sequence[Answer], kept: Sequence[Promise], plan: Plan) -> None:
+def show(console: Console, answers: Sequence[Answer], kept: Sequence[Promise]) -> None:
     """Print tables and the verdict."""
     console.print(_tables(answers, kept))
-    console.print(Text(verdict(answers, kept, plan.alpha), "bold"))
+    console.print(Text(verdict(answers, kept), "bold"))
 
 
-def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) -> str:
+def verdict(answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
     """Return what was found, in a sentence."""
     tokens = sum(each.against.tokens for each in answers if each.question.name != PAIRS)
     found = [(each.question.name, each.verdict) for each in answers]
@@ -73,7 +73,7 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) ->
         for verdict in (*_BAD, "refused", "undecided")
         if (names := [name for name, each in found if each == verdict])
     ]
-    at = f"of {tokens:,} tokens, at a rate of false alarms of {alpha:g}"
+    at = f"of {tokens:,} tokens, at a rate of false alarms of {answers[0].alpha:g}"
     if any(each.verdict == "undecided" and each.against.tokens for each in answers):
         said.append("more --parameter-tokens may decide")
     if any(each.verdict == "wrong" for each in answers):
@@ -85,38 +85,22 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise], alpha: float) ->
 
 def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
     """Return one self-contained HTML page."""
-    console = Console(file=StringIO(), record=True, width=WIDTH, highlight=False)
-    console.print(_tables(answers, kept))
-    text = console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
-    alpha = answers[0].alpha
-    title = f"{found['model']}: {verdict(answers, kept, alpha)}"
+    above = (
+        f"<p>{escape(found['endpoint'])}, version {escape(found['version'] or 'not given')}; "
+        f"reference {escape(found['reference'])}; outrider {escape(found['outrider'])}</p>"
+        f"{picture(answers)}"
+    )
     faults = "".join(
         f"<h2>{escape(each.question.name)}: a request that shows it</h2>"
         f"<p>{escape(_seen(each))}; the text that speaks most against it:</p>"
-        f"<pre>{escape(json.dumps(each.worst[1].body))}\n{escape(each.worst[1].text)}</pre>"
+        '<pre style="white-space:pre-wrap">'
+        f"{escape(json.dumps(each.worst[1].body))}\n{escape(each.worst[1].text)}</pre>"
         for each in answers
         if each.rejected and each.worst[1] is not None
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1><p>{escape(found['endpoint'])}, "
-        f"version {escape(found['version'] or 'not given')}; reference "
-        f"{escape(found['reference'])}; outrider {escape(found['outrider'])}</p>"
-        f"{picture(answers)}{text}{faults}"
-        f"<h2>All of it</h2><pre>{escape(json.dumps(found, indent=1))}</pre></body></html>\n"
-    )
-
-
-_STYLE = """
-:root{color-scheme:light dark}
-body{font:15px/1.4 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.4rem}h2{font-size:1.1rem}
-pre{font-size:12px;line-height:1.3;overflow-x:auto;white-space:pre-wrap;max-height:40rem}
-svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif}
-.legend span{display:inline-block;margin-right:1rem;padding-left:.4rem;border-left:.9rem solid}
-"""
+    title = f"{found['model']}: {verdict(answers, kept)}"
+    below = f"{faults}<h2>All of it</h2>"
+    return html(title, _tables(answers, kept), found, above=above, below=below)
 
 
 def picture(answers: Sequence[Answer]) -> str:
@@ -150,7 +134,7 @@ def picture(answers: Sequence[Answer]) -> str:
             f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{points}">'
             f"<title>{escape(name)}</title></polyline>"
         )
-        legend.append(f'<span style="border-color:{color}">{escape(name)}</span>')
+        legend.append(f'<span style="{_SWATCH}{color}">{escape(name)}</span> ')
     low, high = at(0, limit), at(most, limit)
     plain = 'fill="currentColor"'
     ticks = "".join(
@@ -162,7 +146,7 @@ def picture(answers: Sequence[Answer]) -> str:
         f'<polyline fill="none" stroke="currentColor" stroke-dasharray="4" points="{low} {high}"/>'
         f'{"".join(lines)}{ticks}<text {plain} x="50" y="{_HIGH - 8}">evidence against each '
         f"question, over {most:,} tokens; rejected above the dashed line</text></svg>"
-        f'<p class="legend">{"".join(legend)}</p>'
+        f"<p>{''.join(legend)}</p>"
     )
 
 

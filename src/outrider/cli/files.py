@@ -14,10 +14,11 @@ def replace_file(path: str | Path, text: str) -> None:
 
     What is no ordinary file, such as a pipe, is written to.
     """
-    place = Path(path).resolve()
+    place = Path(path)
     if place.exists() and not place.is_file():
         place.write_text(text, encoding="utf-8")
         return
+    place = place.resolve()
     part = place.with_name(f".{place.name}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -27,7 +28,7 @@ def replace_file(path: str | Path, text: str) -> None:
 
 
 def check_file(flag: str, path: str | Path) -> None:
-    """Refuse a path that no file can be written to.
+    """Refuse a path that no file can be written to; what is no ordinary file need be writable only.
 
     Raises:
         InvalidConfigError: it is a folder, read-only, or in a folder that cannot be written to.
@@ -37,7 +38,8 @@ def check_file(flag: str, path: str | Path) -> None:
         raise InvalidConfigError(flag, str(path), "the path of a file, and this is a folder")
     if place.exists() and not os.access(place, os.W_OK):
         raise InvalidConfigError(flag, str(path), "a file to write to (it is read-only)")
-    _try_writing(flag, path, place.parent, "a file")
+    if place.is_file() or not place.exists():
+        _try_writing(flag, path, place.parent, "a file")
 
 
 def make_folder(flag: str, path: str | Path, *, empty: bool = False) -> Path:

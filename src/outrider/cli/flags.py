@@ -27,9 +27,6 @@ from cyclopts.config import Dict, Toml, Yaml
 from ..config.validation import unreadable
 from ..errors import InvalidConfigError
 
-HIDDEN = Parameter(parse=False)
-"""A field that no flag sets."""
-
 
 def flags_of(
     record: type, shown: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
@@ -45,7 +42,7 @@ def flags_of(
     hints, defaults = get_type_hints(record), defaults or {}
     made = []
     for item in fields(record):
-        how = shown.get(item.name) if item.name in shown else HIDDEN
+        how = shown.get(item.name, Parameter(parse=False))
         hint = Annotated[hints[item.name], how] if isinstance(how, Parameter) else how
         value = defaults.get(item.name, item.default)
         made.append((item.name, hint or hints[item.name], field(default=value)))

@@ -159,7 +159,6 @@ def generate(
     _check_prediction(params.prediction, setup.method)
     check_trace(trace)
 
-    from ..engine.decoder import SpeculativeDecoder
     from ..engine.requests import banned
     from .models import load, traced
     from .terminal import messages
@@ -169,13 +168,7 @@ def generate(
     params = replace(params, bad_words=banned("--bad-words", bad_words, loaded.tokenizer))
     settings = loaded.settings(params, setup.config)
     with traced(trace, settings, setup.config) as on_round:
-        decoder = SpeculativeDecoder(
-            loaded.target,
-            loaded.drafter,
-            tokenizer=loaded.tokenizer,
-            config=setup.config,
-            on_round=on_round,
-        )
+        decoder = loaded.decoder(setup.config, on_round)
         if output.as_json:
             with console.status("generating"):
                 found = decoder.generate(text, params)

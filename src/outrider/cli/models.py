@@ -43,6 +43,16 @@ class Loaded:
         """Every setting in effect, as JSON takes it."""
         return self.facts | {"sampling": asdict(params), "speculation": asdict(config)}
 
+    def decoder(
+        self, config: SpeculativeConfig, on_round: Callable[[Any], None] | None = None
+    ) -> SpeculativeDecoder:
+        """Make a decoder of them."""
+        from ..engine.decoder import SpeculativeDecoder
+
+        return SpeculativeDecoder(
+            self.target, self.drafter, tokenizer=self.tokenizer, config=config, on_round=on_round
+        )
+
 
 def load(setup: Setup, console: Console, **more: Any) -> Loaded:
     """Load the models that the flags name, with a spinner on `console` if it is a terminal.
@@ -97,12 +107,7 @@ def load(setup: Setup, console: Console, **more: Any) -> Loaded:
 
 def load_decoder(setup: Setup, max_sequences: int = 8) -> SpeculativeDecoder:
     """Load the models that the flags name, and make a decoder of them; see `load`."""
-    from ..engine.decoder import SpeculativeDecoder
-
-    loaded = load(setup, messages(), max_sequences=max_sequences)
-    return SpeculativeDecoder(
-        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=setup.config
-    )
+    return load(setup, messages(), max_sequences=max_sequences).decoder(setup.config)
 
 
 @contextmanager
@@ -114,8 +119,6 @@ def traced(
         yield None
         return
     from ..engine.trace import TraceWriter
-    from ..verification import Verifier
 
-    lossy = settings["method"] != "none" and Verifier.of(config).lossy
-    with TraceWriter(Path(trace), settings, lossy=lossy) as writer:
+    with TraceWriter(Path(trace), settings, lossy=config.lossy) as writer:
         yield writer.write

@@ -195,8 +195,7 @@ def check_trace(trace: str | None) -> None:
     from ..engine.trace import is_trace
 
     path = Path(trace)
-    if not path.exists() or path.is_file() or path.is_dir():
-        check_file("--trace", trace)
+    check_file("--trace", trace)
     if path.is_file() and path.stat().st_size and not is_trace(path):
         expected = "a file that can be written (it holds something else than a trace)"
         raise InvalidConfigError("--trace", trace, expected)

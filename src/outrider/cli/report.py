@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from ..config.validation import read_text, real, unreadable
 from ..errors import InvalidConfigError
+from ..integrations.engine_records import Engine, read_records
+from . import terminal
 from .figures import figures
 from .files import make_folder
 from .options import Output, titled
 
 app = App(name="report")
-
-Engine = Literal["vllm", "sglang", "llama.cpp"]
 
 EXPECTED = "a trace that --trace wrote; outrider bench writes the page of a result.json beside it"
 
@@ -42,14 +44,23 @@ def report(
             -report.
     """
     if source is not None:
-        _of_engine(source, file, cost_ratio, out, output)
-        return
-    if cost_ratio is not None:
+        html, facts, shown = _of_engine(source, file, cost_ratio)
+    elif cost_ratio is not None:
         raise InvalidConfigError("--cost-ratio", cost_ratio, "--from beside it, or none")
-    from rich.text import Text
+    else:
+        html, facts, shown = _of_trace(file)
+    page = make_folder("--out", out or file.with_name(f"{file.stem}-report")) / "index.html"
+    page.write_bytes(html.encode())
+    if output.as_json:
+        print(json.dumps(facts | {"files": [str(page)]}))
+        return
+    terminal.output(output.color).print(shown)
+    print(f"\nwritten: {page}")
 
+
+def _of_trace(file: Path) -> tuple[str, dict[str, Any], RenderableType]:
+    """Return the page of a trace, its figures as JSON takes them, and what is shown of it."""
     from ..engine.trace import is_trace, read_trace
-    from . import terminal
     from .trace_page import trace_page
 
     try:
@@ -59,49 +70,34 @@ def report(
     except OSError as error:
         raise unreadable("FILE", file, EXPECTED, error) from error
     metrics, settings = trace.metrics, trace.settings
-    folder = make_folder("--out", out or file.with_name(f"{file.stem}-report"))
-    page = folder / "index.html"
-    page.write_bytes(trace_page(trace).encode())
-    if output.as_json:
-        found = {
-            "kind": "trace",
-            "truncated": trace.truncated,
-            "outrider": trace.outrider,
-            "settings": settings,
-            "emitted": metrics.emitted,
-            "depths": metrics.depths,
-            **figures(metrics),
-            "files": [str(page)],
-        }
-        print(json.dumps(found))
-        return
-    console = terminal.output(output.color)
+    facts = {
+        "kind": "trace",
+        "truncated": trace.truncated,
+        "outrider": trace.outrider,
+        "settings": settings,
+        "emitted": metrics.emitted,
+        "depths": metrics.depths,
+        **figures(metrics),
+    }
     names = [str(settings[name]) for name in ("target", "method", "device") if name in settings]
-    console.print(Text(f"outrider {trace.outrider}: a trace of {', '.join(names)}", "dim"))
-    console.print(Text(str(metrics)) if trace.records else "no rounds are in it")
+    shown = [
+        Text(f"outrider {trace.outrider}: a trace of {', '.join(names)}", "dim"),
+        Text(str(metrics) if trace.records else "no rounds are in it"),
+    ]
     if trace.truncated:
-        console.print(Text("the trace was cut short: its last line is not whole", "bold"))
-    print(f"\nwritten: {page}")
+        shown += [Text("the trace was cut short: its last line is not whole", "bold")]
+    return trace_page(trace), facts, Group(*shown)
 
 
 def _of_engine(
-    source: Engine, file: Path, cost_ratio: float | None, out: str | None, output: Output
-) -> None:
-    """Show what another engine recorded, and write the page of it."""
-    from ..bench.page import page as html
-    from ..integrations.engine_records import read_records
-    from . import terminal
+    source: Engine, file: Path, cost_ratio: float | None
+) -> tuple[str, dict[str, Any], RenderableType]:
+    """Return the page of what another engine recorded, its figures, and what is shown of it."""
+    from ..bench.page import page
     from .report_records import as_json, shown
 
     if cost_ratio is not None:
         real("--cost-ratio", cost_ratio, "a number >= 0", lambda each: each >= 0)
     found = read_records(source, read_text("FILE", file), str(file))
-    folder = make_folder("--out", out or file.with_name(f"{file.stem}-report"))
-    page, facts = folder / "index.html", {"kind": source, **as_json(found, cost_ratio)}
-    title = f"{source}: {found.length:.2f} tokens a round"
-    page.write_text(html(title, shown(found, cost_ratio), facts), encoding="utf-8")
-    if output.as_json:
-        print(json.dumps(facts | {"files": [str(page)]}))
-        return
-    terminal.output(output.color).print(shown(found, cost_ratio))
-    print(f"\nwritten: {page}")
+    facts, rows = {"kind": source, **as_json(found, cost_ratio)}, shown(found, cost_ratio)
+    return page(f"{source}: {found.length:.2f} tokens a round", rows, facts), facts, rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
@@ -14,9 +14,6 @@ from ..errors import InvalidConfigError, missing
 from .files import check_file
 from .options import Drafting, Models, Setup, Shown, group, titled
 from .serve import SPECULATION
-
-if TYPE_CHECKING:
-    from ..server.batch import Line
 
 EXAMPLES = """Examples:
 
@@ -76,8 +73,8 @@ def run_batch(
     console = messages()
     total = counted(source)
 
-    def report(line: Line, error: str | None) -> None:
-        advance(line.number, total, f"{10 * line.number // total}0%")
+    def report(done: int, error: str | None) -> None:
+        advance(done, total, f"{10 * done // total}0%")
         if error is not None:
             console.print(error, markup=False)
 

@@ -73,13 +73,11 @@ def tune(
         check_file("--save", save)
     folder = None if out is None else make_folder("--out", out)
     with terminable() as interruption:
-        from rich.console import Console
-
         from ..bench.tune import run_tune
-        from .terminal import progress, quiet
+        from .terminal import messages, progress, quiet
 
         quiet()
-        with progress(Console(stderr=True), "tuning", unit="s") as advance:
+        with progress(messages(), "tuning", unit="s") as advance:
             found = run_tune(asked, advance)
         text = json.dumps(found.document())
         if save is not None and found.forecasts:

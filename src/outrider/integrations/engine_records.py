@@ -16,6 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -105,7 +106,7 @@ def read_records(engine: Engine, text: str, name: str) -> Acceptance:
     """
     found = Acceptance(0, 0, 0, 0)
     try:
-        for each in _answers(text) if not text.lstrip().startswith("#") else ():
+        for each in _answers(text):
             found += _READERS[engine](each)
         if engine == "vllm" and not found.rounds:
             found = _of_metrics(text)
@@ -127,19 +128,13 @@ def _answers(text: str) -> Iterator[dict[str, Any]]:
         for line in text.splitlines():
             line = line.removeprefix("data:").strip()
             if line.startswith("{"):
-                rows.append(_object(line))
+                with suppress(ValueError):
+                    rows.append(json.loads(line))
     for row in rows:
         if isinstance(row, dict):
             # A line of OpenAI's batch format has the answer inside.
             inner = (row.get("response") or {}).get("body") if "response" in row else None
             yield inner if isinstance(inner, dict) else row
-
-
-def _object(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
 
 
 def _of_vllm(answer: Mapping[str, Any]) -> Acceptance:
@@ -197,13 +192,13 @@ def _of_metrics(text: str) -> Acceptance:
             totals[name] += round(float(value))
     rounds = totals["num_drafts"]
     least = [rounds, *(places[place] for place in sorted(places)), 0]
-    kept = Counter({n: least[n] - least[n + 1] for n in range(len(least) - 1)}) if places else None
+    kept = Counter({n: least[n] - least[n + 1] for n in range(len(places) + 1)} if places else ())
     return Acceptance(
         0,
         rounds,
         totals["num_draft_tokens"],
         totals["num_accepted_tokens"],
-        +(kept or Counter()),
+        +kept,
         len(places) or round(totals["num_draft_tokens"] / max(1, rounds)),
     )
 

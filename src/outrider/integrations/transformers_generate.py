@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -32,10 +32,8 @@ from .given_processors import custom_processors, of_row
 _SETTINGS = (MaxLengthCriteria, EosTokenCriteria)
 """Criteria that parameters cover."""
 
-_PASSED_BY = frozenset(
-    {"attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "logits_to_keep"}
-)
-"""What transformers passes to every decoding method."""
+_IDLE = ("use_cache", "logits_to_keep")
+"""What transformers passes to every decoding method, and asks for nothing here."""
 
 
 def generate_with(
@@ -79,7 +77,7 @@ def generate_with(
         ModelError: (the function) a model cannot be decoded speculatively: an encoder-decoder.
         UserCodeError: (the function) a logits processor or stopping criterion failed.
     """
-    decoders = _Decoders(draft_model, config or SpeculativeConfig(), max_sequences)
+    decoder_of = _decoders(draft_model, config or SpeculativeConfig(), max_sequences)
 
     def decode(
         model: PreTrainedModel,
@@ -105,8 +103,7 @@ def generate_with(
             raise InvalidConfigError(
                 "pad_token_id", None, "a token id, because rows may end at different lengths"
             )
-        decoder = decoders.of(model)
-        outputs = _decoded(decoder, input_ids, prompts, params, criteria, custom)
+        outputs = _decoded(decoder_of(model), input_ids, prompts, params, criteria, custom)
         width = max(map(len, outputs))
         rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]
         sequences = torch.cat([input_ids, input_ids.new_tensor(rows)], 1)
@@ -117,32 +114,27 @@ def generate_with(
     return decode
 
 
-@dataclass(slots=True)
-class _Decoders:
-    """Keeps the decoder of the last model, with what it has learnt of costs and acceptance."""
+def _decoders(
+    draft: PreTrainedModel | Drafter | None, config: SpeculativeConfig, max_sequences: int
+) -> Callable[[PreTrainedModel], SpeculativeDecoder]:
+    """Keep the decoder of the last model, with what it has learnt of costs and acceptance."""
 
-    draft: PreTrainedModel | Drafter | None
-    config: SpeculativeConfig
-    max_sequences: int
-    runtimes: list[TransformersModel] = field(default_factory=list)
-    decoder: SpeculativeDecoder | None = None
-    made_for: list[object] = field(default_factory=list)
+    @lru_cache(maxsize=1)
+    def made(*parts: Any) -> tuple[SpeculativeDecoder, list[TransformersModel]]:
+        """Make a decoder; `parts` are its models, each with its device and its dtype."""
+        runtimes = [TransformersModel(own, max_sequences=max_sequences) for own in parts[::3]]
+        drafter = ModelDrafter(runtimes[1]) if len(runtimes) > 1 else draft
+        return SpeculativeDecoder(runtimes[0], drafter, config=config), runtimes
 
-    def of(self, model: PreTrainedModel) -> SpeculativeDecoder:
+    def decoder_of(model: PreTrainedModel) -> SpeculativeDecoder:
         """Return a model's decoder, with nothing left in its cache of earlier calls."""
-        models = [model]
-        if isinstance(self.draft, PreTrainedModel):
-            models.append(self.draft)
-        wanted: list[object] = [part for own in models for part in (own, own.device, own.dtype)]
-        if self.decoder is not None and self.made_for == wanted:
-            for runtime in self.runtimes:
-                runtime.reset()
-            return self.decoder
-        runtimes = [TransformersModel(own, max_sequences=self.max_sequences) for own in models]
-        drafter = ModelDrafter(runtimes[1]) if len(runtimes) > 1 else self.draft
-        self.decoder = SpeculativeDecoder(runtimes[0], drafter, config=self.config)
-        self.runtimes, self.made_for = runtimes, wanted
-        return self.decoder
+        models = [model, draft] if isinstance(draft, PreTrainedModel) else [model]
+        decoder, runtimes = made(*(part for own in models for part in (own, own.device, own.dtype)))
+        for runtime in runtimes:
+            runtime.reset()
+        return decoder
+
+    return decoder_of
 
 
 def _decoded(
@@ -250,7 +242,7 @@ def _prompts(
             tokens.
     """
     for name, value in others.items():
-        if value is not None and name not in _PASSED_BY:
+        if value is not None and name not in _IDLE:
             raise InvalidConfigError(name, type(value).__name__, "None; only token ids are read")
     for name, given in (("past_key_values", past_key_values), ("cache", cache)):
         if given is not None and given.get_seq_length() > 0:

@@ -91,7 +91,7 @@ def resume(path: Path, lines: Iterator[Line]) -> tuple[int, int]:
     """Find how many lines were answered before, and cut off half a line that a kill left.
 
     Args:
-        path: of the answers; a file that is not there has none.
+        path: of the answers; what is no ordinary file, or not there, has none.
         lines: of the batch; as many are taken as were answered.
 
     Returns:
@@ -100,7 +100,7 @@ def resume(path: Path, lines: Iterator[Line]) -> tuple[int, int]:
     Raises:
         InvalidConfigError: the file holds something else, or answers of another batch.
     """
-    if not path.exists():
+    if not path.is_file():
         return 0, 0
     done = failed = end = 0
     with path.open("rb+") as file:
@@ -149,7 +149,7 @@ class Answered:
 
 
 def answer_file(
-    source: Path, target: Path, answering: Answering, report: Callable[[Line, str | None], None]
+    source: Path, target: Path, answering: Answering, report: Callable[[int, str | None], None]
 ) -> Answered:
     """Answer the lines of a batch in their order, and write each answer as soon as it is its turn.
 
@@ -157,7 +157,8 @@ def answer_file(
         source: the batch.
         target: where the answers go; what it holds is gone on with.
         answering: answers lines.
-        report: called with each line that was answered, and what went wrong, if anything did.
+        report: called after each line with how many were answered, and what went wrong, if anything
+            did.
 
     Raises:
         InvalidConfigError: the target holds something else than answers to this batch.
@@ -165,12 +166,12 @@ def answer_file(
     lines, now = lines_of(source), 0
     before, failed = resume(target, lines)
     with target.open("ab", buffering=0) as file:
-        for line, answer in answering(lines):
+        for _, answer in answering(lines):
             file.write(json.dumps(answer).encode() + b"\n")
             now += 1
             error = answer["error"]
             failed += error is not None
-            report(line, None if error is None else error["message"])
+            report(before + now, None if error is None else error["message"])
     return Answered(before, now, failed)
 
 

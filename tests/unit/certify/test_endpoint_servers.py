@@ -338,6 +338,25 @@ def test_flags_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture
         assert said in capsys.readouterr().err
 
 
+def test_the_reference_is_loaded_as_the_flags_of_models_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with answering({"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}) as (url, _):
+        command = ["certify", "--endpoint", url, "--reference-model", "demo"]
+        assert main([*command, "--runtime", "transformers", "--weights", "int8"]) == 2
+    assert "weights='int8' is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("held", ["{}", "[]", "-----BEGIN"])
+def test_a_folder_with_a_certificate_of_something_else_is_refused(
+    held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "certificate.json").write_text(held)
+    assert main(["certify", "--endpoint", "http://x", "--self", "--out", str(tmp_path)]) == 2
+    assert "a new folder: this one has a certificate" in capsys.readouterr().err
+    assert (tmp_path / "certificate.json").read_text() == held
+
+
 def test_a_password_in_an_address_is_sent_and_not_shown() -> None:
     answers = {"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}
     with answering(answers) as (url, _), Endpoint(url.replace("//", "//me:secret@")) as engine:
@@ -366,7 +385,7 @@ def test_the_command_prints_and_writes_what_was_found(
     assert [each["verdict"] for each in found["questions"]][2] == "wrong"
     page = (tmp_path / "index.html").read_text()
     assert "<svg" in page
-    assert page.count("border-color:") == 3
+    assert page.count("border-left:.9rem solid hsl(") == 3
     assert "temperature: a request that shows it" in page
 
 

@@ -120,6 +120,10 @@ def test_the_runtime_tier_by_itself_takes_a_checkpoints_own_type(
         (("--tier", "controls", "--samples", "200"), "--samples=200 is not allowed: expected the"),
         (("--tier", "controls", "--module", "a:B"), "exact alone with --module"),
         (("--module", "missing.py:Name"), "missing.py"),
+        (("--model", "m"), "--model='m' is not allowed: expected none without --endpoint"),
+        (("--alpha", "0.1"), "--alpha=0.1 is not allowed: expected none without --endpoint"),
+        (("--endpoint", "http://x", "--self", "--tier", "exact"), "expected none with --endpoint"),
+        (("--endpoint", "http://x", "--self", "--target", "x/y"), "expected none with --endpoint"),
     ],
 )
 def test_flags_that_do_nothing_are_refused(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.cli.files import replace_file
+from outrider.cli.files import check_file, replace_file
 
 
 def test_a_file_is_replaced_as_a_whole_or_kept(
@@ -45,3 +45,13 @@ def test_a_pipe_or_a_device_is_written_to(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     assert os.read(reader, 9) == b"text"
     os.close(reader)
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="open files have no names")
+def test_a_pipe_without_a_folder_of_its_own_is_written_to() -> None:
+    reader, writer = os.pipe()
+    check_file("--save", f"/dev/fd/{writer}")
+    replace_file(f"/dev/fd/{writer}", "text")
+    assert os.read(reader, 9) == b"text"
+    os.close(reader)
+    os.close(writer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ pytest.importorskip("pydantic", reason="the server extra is not installed")
 
 from outrider import SamplingParams
 from outrider.errors import InvalidConfigError
-from outrider.server.batch import Answered, Line, answer_file, counted, in_process, lines_of
+from outrider.server.batch import Answered, answer_file, counted, in_process, lines_of
 from tests.support.server import toy_decoder
 
 PROMPTS = ["abc", "xyz", "hello", "a", "bcd", "zzz", "q", "what"]
@@ -32,8 +33,8 @@ def written(path: Path, lines: list[Any]) -> Path:
 def run(source: Path, target: Path) -> tuple[Answered, list[tuple[int, str | None]]]:
     reported: list[tuple[int, str | None]] = []
 
-    def report(each: Line, error: str | None) -> None:
-        reported.append((each.number, error))
+    def report(done: int, error: str | None) -> None:
+        reported.append((done, error))
 
     answering = in_process(toy_decoder, "toy", together=3)
     return answer_file(source, target, answering, report), reported
@@ -86,6 +87,16 @@ def test_a_batch_that_is_answered_loads_no_model(tmp_path: Path) -> None:
     assert found == Answered(1, 0, 0)
 
 
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="open files have no names")
+def test_answers_may_go_into_a_pipe(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.jsonl", [line("a", "abc"), line("b", "xyz")])
+    reader, writer = os.pipe()
+    assert run(source, Path(f"/dev/fd/{writer}"))[0] == Answered(0, 2, 0)
+    os.close(writer)
+    with open(reader) as answers:
+        assert [json.loads(each)["custom_id"] for each in answers] == ["a", "b"]
+
+
 def test_lines_of_one_name_are_refused(tmp_path: Path) -> None:
     lines = [line("a", "abc"), "{", "{", line("b", "abc"), line("a", "xyz")]
     source = written(tmp_path / "in.jsonl", lines)
@@ -114,9 +125,11 @@ def test_bad_lines_are_answered_with_their_number(tmp_path: Path) -> None:
     ]
     source, target = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     found, reported = run(source, target)
-    assert [number for number, error in reported if error is None] == [1, 13, 14]
+    assert [done for done, _ in reported] == list(range(1, 14))
+    assert [done for done, error in reported if error is None] == [1, 12, 13]
     assert found == Answered(0, 13, 10)
-    assert all(f"line {number}: " in error for number, error in reported if error is not None)
+    said = [error.partition(":")[0] for _, error in reported if error is not None]
+    assert said == [f"line {number}" for number in (2, *range(4, 13))]
     answers = read(target)
     names = [json.loads(each)["custom_id"] for each in map(json.dumps, lines[5:])]
     assert [each["custom_id"] for each in answers] == ["good", None, None, None, *names]
