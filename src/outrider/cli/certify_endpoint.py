@@ -185,7 +185,7 @@ def _connected(stack: ExitStack, server: Server, console: Any, url: str | None =
     from ..certify.endpoint.client import Endpoint
 
     address, name = url or server.endpoint or "", None if url else server.model
-    with console.status(f"connecting to {address}"):
+    with console.status(f"connecting to {address.rpartition('@')[2]}"):
         # Another host is not given the key of this one.
         own = server.key or os.environ.get("OUTRIDER_API_KEY")
         key = server.reference_key if url else own

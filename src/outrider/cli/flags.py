@@ -111,7 +111,7 @@ def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
     path = _given(arguments, "--config")
     if path is None:
         return
-    kind = Yaml if Path(path).suffix in (".yaml", ".yml") else Toml
+    kind = Yaml if Path(path).suffix.lower() in (".yaml", ".yml") else Toml
     try:
         settings = kind(path, must_exist=True).config or {}
     except OSError as error:
