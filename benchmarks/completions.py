@@ -1,9 +1,9 @@
 """`python completions.py LIBRARY KIND PORT TARGET [DRAFT]`: a library as a server.
 
 LIBRARY is transformers or openvino-genai. Answers OpenAI's /v1/completions, from token ids to token
-ids, one request after another. KIND is plain, ngram (prompt look-ups) or draft_model. It needs the
-library alone, so that it runs in an environment of its own; what the library has no parameter for
-is refused.
+ids, one request after another. KIND is plain, ngram (prompt look-ups) or, of transformers,
+draft_model. It needs the library alone, so that it runs in an environment of its own; what the
+library has no parameter for is refused.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def transformers_generate(kind: str, target: str, draft: str | None) -> tuple[Ge
     return generate, set()
 
 
-def genai_generate(kind: str, target: str, draft: str | None) -> tuple[Generate, set[str]]:
+def genai_generate(kind: str, target: str, _: str | None) -> tuple[Generate, set[str]]:
     """Load a GGUF file into OpenVINO GenAI, in float32, for what is certified is its sampling."""
     import numpy
     import openvino
@@ -75,8 +75,6 @@ def genai_generate(kind: str, target: str, draft: str | None) -> tuple[Generate,
     exact: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     exact |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     more: dict[str, Any] = {"prompt_lookup": True} if kind == "ngram" else {}
-    if kind == "draft_model":
-        more = {"draft_model": openvino_genai.draft_model(draft or target, "CPU", **exact)}
     pipeline = openvino_genai.LLMPipeline(target, "CPU", **exact, **more)
     fields = {"presence_penalty", "frequency_penalty"}
 

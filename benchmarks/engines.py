@@ -2,11 +2,11 @@
 
 ENGINE is vllm, llama.cpp, transformers or openvino-genai. Makes a virtual environment for it in the
 folder, starts its server plainly and with each kind of speculation that it has on a CPU, and
-certifies all of them. vLLM and transformers take the demo's models, and are scored by the same
-target here (dflash drafts with random weights); the other two take a GGUF file. llama.cpp is scored
-by its own plain server, GenAI by the file on OpenVINO here. `transformers serve` gives no token
-ids, and GenAI is a library: their `generate` is behind completions.py. Each certificate is a page
-in the folder.
+certifies all of them, on the demo's models. vLLM and transformers are scored by the same target
+here (dflash drafts with random weights); the other two read it from a GGUF file in float16, or
+another that is given. llama.cpp is scored by its own plain server, GenAI by the file on OpenVINO
+here; it reads no draft model from such a file. `transformers serve` gives no token ids, and GenAI
+is a library: their `generate` is behind completions.py. Each certificate is a page in the folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ _LOOKUP = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 _DRAFT = {"method": "draft_model", "model": str(DEMO / "draft")}
 _HEAD = {"method": "eagle3", "model": str(DEMO / "head")}
 _BLOCKS = {"method": "dflash", "model": "dflash-head"}
-_WRAPPED = {"plain": "plain", "ngram": "ngram", "draft_model": "draft_model"}
 KINDS: dict[str, dict[str, Any]] = {
     "vllm": {
         "plain": None,
@@ -55,8 +54,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "dflash": _BLOCKS,
     },
     "llama.cpp": {"plain": "NONE", "ngram": "NGRAM_SIMPLE", "draft_model": "DRAFT_SIMPLE"},
-    "transformers": _WRAPPED,
-    "openvino-genai": _WRAPPED,
+    "transformers": {"plain": "plain", "ngram": "ngram", "draft_model": "draft_model"},
+    "openvino-genai": {"plain": "plain", "ngram": "ngram"},
 }
 _PORT = 8350
 
@@ -79,18 +78,19 @@ def main() -> int:
     """Certify an engine's servers; 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("engine", choices=sorted(PACKAGES))
-    parser.add_argument("--model", type=Path, help="llama.cpp: a GGUF file")
+    parser.add_argument("--model", type=Path, help="a GGUF file; default: the demo's")
     parser.add_argument("--work", type=Path, default=Path("engines"), help="default: engines")
     parser.add_argument("--only", help="kinds of speculation, separated by commas")
     parser.add_argument("--tokens", default="3000", help="of ordinary texts (default: 3000)")
     parser.add_argument("--parameter-tokens", default="384", help="(default: 384)")
     parser.add_argument("--questions", help="parameters to ask about, separated by commas")
     asked = parser.parse_args()
-    if (asked.engine in GGUF) != (asked.model is not None):
+    if asked.model is not None and asked.engine not in GGUF:
         parser.error(f"--model: a GGUF file, for {' and '.join(GGUF)} alone")
     folder = asked.work.resolve() / asked.engine
     python = installed(folder / "venv", PACKAGES[asked.engine])
-    model = asked.model.resolve() if asked.model else demo_folder(folder / "demo")
+    demo = demo_file if asked.engine in GGUF else demo_folder
+    model = asked.model.resolve() if asked.model else demo(folder / "demo")
     kinds = asked.only.split(",") if asked.only else list(KINDS[asked.engine])
     if "dflash" in kinds:
         block_head(model, folder / _BLOCKS["model"])
@@ -141,6 +141,14 @@ def demo_folder(folder: Path) -> Path:
     return folder
 
 
+def demo_file(folder: Path) -> Path:
+    """Write the demo's target as a GGUF file."""
+    from scripts.demo_gguf import main as write
+
+    write(folder)
+    return folder / "demo-f16.gguf"
+
+
 def block_head(target: Path, folder: Path) -> None:
     """Write a random DFlash head for a model."""
     from tests.support.heads import head_checkpoint
@@ -158,9 +166,9 @@ def served(
     if engine == "llama.cpp":
         command = [str(python), "-c", _LLAMA_CPP, str(model), str(port), given]
     elif engine != "vllm":
-        draft = str(model if engine in GGUF else DEMO / "draft")
         script = Path(__file__).with_name("completions.py")
-        command = [str(python), str(script), engine, given, str(port), str(model), draft]
+        command = [str(python), str(script), engine, given, str(port), str(model)]
+        command += [str(DEMO / "draft")] if given == "draft_model" else []
     else:
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         command += ["--dtype", "float32", "--max-model-len", "512", "--port", str(port)]
