@@ -154,7 +154,10 @@ def block_head(target: Path, folder: Path) -> None:
     from tests.support.heads import head_checkpoint
     from transformers import AutoModelForCausalLM
 
-    head_checkpoint(folder, AutoModelForCausalLM.from_pretrained(target), "dflash")
+    proposals = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    described = {"proposal_methods": proposals, "verifier": {"name_or_path": str(target)}}
+    model = AutoModelForCausalLM.from_pretrained(target)
+    head_checkpoint(folder, model, "dflash", head_dim=48, speculators_config=described)
 
 
 @contextmanager

@@ -55,6 +55,7 @@ def head_checkpoint(
     reduced: int | None = None,
     layers: int = 1,
     window: int | None = None,
+    head_dim: int = 8,
     seed: int = 0,
     **flags: Any,
 ) -> Path:
@@ -67,6 +68,7 @@ def head_checkpoint(
         reduced: the number of tokens that it drafts; None for all.
         layers: of the head.
         window: of all layers but the first; None for none.
+        head_dim: width of a head of attention.
         seed: of its weights.
         flags: of its configuration.
     """
@@ -79,7 +81,7 @@ def head_checkpoint(
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": inner.max_position_embeddings,
-        "head_dim": 8,
+        "head_dim": head_dim,
     }
     if window is not None:
         kinds = ["full_attention"] + ["sliding_attention"] * (layers - 1)
