@@ -7,6 +7,8 @@ here (dflash drafts with random weights); the other two read it from a GGUF file
 another that is given. llama.cpp is scored by its own plain server, GenAI by the file on OpenVINO
 here; it reads no draft model from such a file. `transformers serve` gives no token ids, and GenAI
 is a library: their `generate` is behind completions.py. Each certificate is a page in the folder.
+vLLM's suffix wants `pip install --no-deps arctic-inference==0.1.1` in its environment, which
+compiles it.
 """
 
 from __future__ import annotations
