@@ -128,7 +128,7 @@ def test_masks_of_another_position_are_seen(
 ) -> None:
     """Planted fault: every node has the mask of the one before it."""
     mask = Grammar.mask
-    monkeypatch.setattr(Grammar, "mask", lambda self, out, path: mask(self, out, path[:-1]))
+    monkeypatch.setattr(Grammar, "mask", lambda self, out, path=(): mask(self, out, path[:-1]))
     # Or it leads where nothing may follow.
     with suppress(DegenerateDistributionError):
         assert error("regex", speculation, max_tokens=3) > 1e-3
