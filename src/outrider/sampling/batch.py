@@ -12,7 +12,7 @@ from ..types.protocols import Chance
 from ..types.records import SequenceState
 from .distributions import PackedParams
 from .packed import PackedLogitsParams
-from .pipeline import Ended, LogitsPipeline, Masks
+from .pipeline import Ended, LogitsPipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,16 @@ class Batch:
     def pipelines(self, ended: Ended) -> tuple[LogitsPipeline | None, LogitsPipeline | None]:
         """Make a round's logits pipelines, the target's and the draft's, up to where they end."""
         states, device = self.states, self.device
-        masks: Masks = {}
-        target, draft = (
-            None if packed is None else LogitsPipeline(packed, states, device, ended, masks)
-            for packed in (self.logits_params, self.draft_logits_params)
-        )
-        return target, draft
+        pipeline = drafting = None
+        if self.logits_params is not None:
+            pipeline = LogitsPipeline(self.logits_params, states, device, ended)
+        if self.draft_logits_params is not None:
+            if self.draft_logits_params is self.logits_params and pipeline is not None:
+                drafting = pipeline.drafting()
+            else:
+                masks = None if pipeline is None else pipeline.masks
+                drafting = LogitsPipeline(self.draft_logits_params, states, device, ended, masks)
+        return pipeline, drafting
 
     def draws(self, chance: Chance, width: int, *, coupled: bool) -> RoundDraws:
         """Make the draws of a round of at most `width` drafted tokens a row."""

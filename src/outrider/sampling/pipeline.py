@@ -15,6 +15,7 @@ outcome is that of decoding without drafts:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,9 +44,6 @@ Ended = Callable[[SequenceState, tuple[int, ...]], bool]
 
 _Place = tuple[int, tuple[int, ...]]
 """A node: its row, and the drafted tokens that lead to it."""
-
-Masks = dict[_Place, Mask | None]
-"""What the grammars of a round's rows allow at nodes; None where they allow nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class LogitsPipeline:
         states: its sequences.
         device: of the logits.
         ended: where requests end; None for nowhere.
-        masks: of the round, filled as they are made; shared by both pipelines. None for none yet.
+        masks: of the round, filled as they are made; shared by both pipelines.
     """
 
     def __init__(
@@ -94,12 +92,12 @@ class LogitsPipeline:
         states: Sequence[SequenceState],
         device: torch.device,
         ended: Ended | None = None,
-        masks: Masks | None = None,
+        masks: dict[_Place, Mask | None] | None = None,
     ) -> None:
         self._packed = packed
         self._states = states
         self._ended = ended
-        self._masks = {} if masks is None else masks
+        self.masks = {} if masks is None else masks
         self._after: dict[_Place, tuple[Any, ...]] = {}
         self._logits: dict[_Place, Tensor] = {}
         self._peaks: dict[_Place, list[Tensor]] = {}
@@ -137,6 +135,12 @@ class LogitsPipeline:
             ends = ends.masked_fill(~early, -torch.inf)
             packed.floor.add(processed, _forbidden(early))
         return PipelineResult(processed, self._ask(processed, path, ends))
+
+    def drafting(self) -> LogitsPipeline:
+        """Return one for the round's drafts, whose processors go their own way."""
+        twin = copy.copy(self)
+        twin._after, twin._logits, twin._peaks, twin._blocked = {}, {}, {}, set()
+        return twin
 
     def not_finite(self, row: int) -> OutriderError | None:
         """Return the error of the first processor whose logits after a row's prefix allow no draw.
@@ -287,9 +291,9 @@ class LogitsPipeline:
     def _mask(self, row: int, drafted: tuple[int, ...]) -> Mask | None:
         """Return the mask of a node of a row that has a grammar; None if it allows nothing."""
         state, place = self._states[row], (row, drafted)
-        if place not in self._masks:
-            self._masks[place] = state.grammar.mask(state.prefix, drafted)
-        return self._masks[place]
+        if place not in self.masks:
+            self.masks[place] = state.grammar.mask(state.prefix, drafted)
+        return self.masks[place]
 
     def _process(self, row: int, drafted: tuple[int, ...], logits: Tensor) -> None:
         """Call a row's own processors on the logits [V] of a node, in place."""
@@ -331,9 +335,10 @@ def _counted(states: Sequence[SequenceState]) -> NDArray[np.int64]:
     """
     found = []
     for state in states:
-        seen, places, uses = np.unique(state.prefix.tokens, return_inverse=True, return_counts=True)
-        emitted = np.bincount(places[state.prompt_length :], minlength=len(seen))
-        found.append(np.stack([seen, emitted, uses]))
+        uses = np.bincount(state.prefix.tokens)
+        emitted = np.bincount(state.prefix.tokens[state.prompt_length :], minlength=len(uses))
+        seen = np.flatnonzero(uses)
+        found.append(np.stack([seen, emitted[seen], uses[seen]]))
     longest = max(part.shape[1] for part in found)
     return np.stack([np.pad(p, ((0, 0), (0, longest - p.shape[1])), "edge") for p in found], 1)
 

@@ -265,6 +265,7 @@ def test_processors_stand_as_after_the_last_call_that_succeeded() -> None:
         return count
 
     assert [calls(), calls(3), calls(3, 4), calls(3, 4, 5), calls(6)] == [1, 2, 2, 2, 1]
+    assert pipeline.drafting().processors(0, ())[0].processor.calls == 0
 
 
 def test_a_dead_end_of_a_grammar_blocks_its_node_and_those_below() -> None:
