@@ -145,9 +145,8 @@ def demo_folder(folder: Path) -> Path:
 
 def demo_file(folder: Path) -> Path:
     """Write the demo's target as a GGUF file."""
-    from scripts.demo_gguf import main as write
-
-    write(folder)
+    command = [sys.executable, "-m", "scripts.demo_gguf", str(folder)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
     return folder / "demo-f16.gguf"
 
 

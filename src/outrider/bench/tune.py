@@ -126,7 +126,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
         config_of(candidate)
     pair, facts, workload = prepared(options, options.batch, report)
     if not any(predictable(candidate, pair) for candidate in candidates(options)):
-        expected = "another drafter beside it: outrider bench measures what drafts blocks, or trees"
+        expected = "another one beside it; outrider bench measures heads that draft blocks"
         raise InvalidConfigError("drafters", options.chosen_drafters, expected)
     if workload is None:
         workload = mixed(None, pair.tokenizer, pair.target.vocab_size, options.max_prompts)

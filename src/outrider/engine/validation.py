@@ -232,8 +232,10 @@ def _check_confidence(proposal: DraftProposal, refuse: _Refuse) -> None:
     expected = f"a NumPy array with a number from 0 to 1 for each token of shape {shape}"
     if not isinstance(confidence, np.ndarray) or confidence.shape != shape:
         refuse(f"confidence={shown(confidence)}", expected)
-    # NaN fails every comparison.
-    sound = (confidence >= 0) & (confidence <= 1)
+    if confidence.dtype.kind not in "biuf":
+        refuse(f"confidence of dtype {confidence.dtype}", expected)
+    # NaN fails every comparison; sums of probabilities are rounded.
+    sound = (confidence >= 0) & (confidence <= 1 + _SUM_TOLERANCE)
     wrong = ~sound & (np.arange(shape[1]) < proposal.lengths[:, None])
     if wrong.any():
         refuse(f"confidence {confidence.tolist()}", expected, wrong)

@@ -58,7 +58,7 @@ def on_ray(make: MakeDecoder, model: str, *, actors: int, together: int) -> Answ
         together: how many lines each works on at once.
     """
 
-    def answering(lines: Iterator[Line]) -> Iterator[tuple[Line, dict[str, Any]]]:
+    def answering(lines: Iterator[Line]) -> Iterator[dict[str, Any]]:
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
         while part := list(islice(lines, _PART)):
@@ -69,8 +69,8 @@ def on_ray(make: MakeDecoder, model: str, *, actors: int, together: int) -> Answ
                 batch_size=together,
                 compute=ray.data.ActorPoolStrategy(size=min(actors, len(part))),
             )
-            for line, row in zip(part, answers.iter_rows(), strict=True):
-                yield line, json.loads(row["answer"])
+            for row in answers.iter_rows():
+                yield json.loads(row["answer"])
 
     return answering
 

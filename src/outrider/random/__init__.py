@@ -4,7 +4,6 @@ Keys say what is drawn and never what came out, so that all of a round's uniform
 call before anything is drawn.
 """
 
-from .categorical import BLOCK as BLOCK
 from .categorical import inverse_cdf as inverse_cdf
 from .categorical import row_totals as row_totals
 from .draws import Race as Race

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config.params import SamplingParams
-from ..random import BLOCK, row_totals
+from ..random import row_totals
 from ..types.records import Distributions
 
 DTYPES = (torch.float32, torch.float64)
@@ -22,6 +22,10 @@ DTYPES = (torch.float32, torch.float64)
 
 _WIDER = 4
 """How many times as many entries are looked at where those looked at before were not enough."""
+
+
+_MARGIN = 128
+"""More entries than top-k keeps are looked at, which is enough for most of top-p and min-p."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class PackedParams:
             filters=torch.tensor(columns, dtype=torch.float64, device=device) if used else None,
             plain=rows(each == unused for each in filters),
             # Elsewhere than on the host asking whether that was enough would wait for the device.
-            width=(most // BLOCK + 2) * BLOCK if device.type == "cpu" else vocab_size,
+            width=most + _MARGIN if device.type == "cpu" else vocab_size,
             nucleus=any(k == vocab_size and p < 1 for k, p, _ in filters),
         )
 

@@ -126,7 +126,7 @@ def _answered(data: bytes) -> tuple[Any, int | None]:
         return None, None
 
 
-Answering = Callable[[Iterator[Line]], Iterator[tuple[Line, dict[str, Any]]]]
+Answering = Callable[[Iterator[Line]], Iterator[dict[str, Any]]]
 """Answers lines one by one, in their order; several may be worked on at once."""
 
 Answer = Callable[[], dict[str, Any]]
@@ -166,7 +166,7 @@ def answer_file(
     lines, now = lines_of(source), 0
     before, failed = resume(target, lines)
     with target.open("ab", buffering=0) as file:
-        for _, answer in answering(lines):
+        for answer in answering(lines):
             file.write(json.dumps(answer).encode() + b"\n")
             now += 1
             error = answer["error"]
@@ -184,17 +184,16 @@ def in_process(make: Callable[[], SpeculativeDecoder], model: str, *, together: 
         together: how many lines are worked on at once.
     """
 
-    def answering(lines: Iterator[Line]) -> Iterator[tuple[Line, dict[str, Any]]]:
+    def answering(lines: Iterator[Line]) -> Iterator[dict[str, Any]]:
         first = list(islice(lines, together))
         if not first:
             return
         requests = batch_requests(make(), model)
         try:
-            going = deque((line, begun(requests, line)) for line in first)
+            going = deque(begun(requests, line) for line in first)
             while going:
-                line, answer = going.popleft()
-                yield line, answer()
-                going.extend((line, begun(requests, line)) for line in islice(lines, 1))
+                yield going.popleft()()
+                going.extend(begun(requests, line) for line in islice(lines, 1))
         finally:
             requests.service.close()
             requests.service.join()

@@ -132,7 +132,7 @@ def test_a_head_is_not_taken_for_prompts_that_end_at_once(
     found = run_tune(options(tmp_path), interrupt)
     assert "it drafts blocks" in found.skipped[0]
     assert found.verdict[0].startswith("no answer yet")
-    with pytest.raises(InvalidConfigError, match="outrider bench measures what drafts blocks"):
+    with pytest.raises(InvalidConfigError, match="outrider bench measures heads"):
         run_tune(options(tmp_path, drafters=("draft_model",)))
 
 

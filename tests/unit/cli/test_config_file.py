@@ -19,7 +19,7 @@ def base(target: str, draft: str) -> tuple[str, ...]:
     return ("generate", "-p", PROMPT, "--target", target, "--draft", draft)
 
 
-@pytest.mark.parametrize("kind", ["toml", "yaml"])
+@pytest.mark.parametrize("kind", ["toml", "yaml", "YAML"])
 def test_a_file_sets_what_the_command_line_does_not(
     capsys: Capture, tmp_path: Path, base: tuple[str, ...], kind: str
 ) -> None:

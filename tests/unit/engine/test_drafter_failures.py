@@ -258,6 +258,11 @@ def test_a_draft_model_with_nan_is_a_failing_drafter(on_draft_error: Any) -> Non
             "one of its 3 distributions",
         ),
         (lambda p: replace(p, confidence=np.ones((1, 2))), DraftShapeError, r"shape \(1, 3\)"),
+        (
+            lambda p: replace(p, confidence=np.full((1, 3), "high")),
+            DraftShapeError,
+            "confidence of dtype <U4",
+        ),
         *(
             (
                 lambda p, value=value: replace(p, confidence=np.full((1, 3), value)),

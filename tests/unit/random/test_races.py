@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from outrider.random import BLOCK, Philox4x32, inverse_cdf, row_totals
-from outrider.random.categorical import block_sums, noise_size, race_index
+from outrider.random import Philox4x32, inverse_cdf, row_totals
+from outrider.random.categorical import BLOCK, block_sums, noise_size, race_index
 
 Floats = NDArray[np.float64]
 

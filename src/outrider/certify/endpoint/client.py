@@ -97,9 +97,11 @@ class Endpoint:
     version: str | None = None
 
     def __post_init__(self) -> None:
-        given = httpx.URL(self.url.rstrip("/").removesuffix("/v1") + "/v1")
+        given = httpx.URL()
+        with suppress(httpx.InvalidURL):
+            given = httpx.URL(self.url.rstrip("/").removesuffix("/v1") + "/v1")
         if given.scheme not in ("http", "https") or not given.host:
-            raise InvalidConfigError("endpoint", self.url, _ADDRESS)
+            raise InvalidConfigError("address", self.url.rpartition("@")[2], _ADDRESS)
         # A password in the address is sent, and stands in no file.
         auth = (given.username, given.password) if given.username else None
         self.url = str(given.copy_with(userinfo=b""))

@@ -17,7 +17,7 @@ from . import evidence, features
 from .client import Endpoint, EndpointError, RefusedError, UnreachableError
 from .evidence import Evidence
 from .features import FEATURES, Place
-from .questions import Plan, pairs, parameters, plain
+from .questions import PAIRS, Plan, pairs, parameters, plain
 from .records import Question, Reading, Row, Text, Tokens
 from .references import Reference
 
@@ -121,7 +121,7 @@ class Answer:
             "log_e": self.against.log_e,
             "highest_log_e": self.against.highest,
             "curve": self.against.curve,
-            "distance_found": self.distance_found,
+            "distance_found": None if self.question.name == PAIRS else self.distance_found,
             "log_e_if_ignored": self.held["ignored"].log_e if "ignored" in self.held else None,
             "refused": self.refused,
             "failed": self.failed,
