@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -24,8 +25,9 @@ from ..engine.decoder import SpeculativeDecoder
 from ..engine.metrics import SpeculationMetrics
 from ..runtimes.base import Runtime
 from .checks import Report
-from .endpoint.evidence import distance_found
-from .reference import Row, Tokens, filtered
+from .endpoint.evidence import distance_found, look, start
+from .endpoint.features import FEATURES, Place, gains
+from .endpoint.records import Reading, Row, Tokens, listed
 from .runtime import reference_of
 
 FALSE_ALARM_RATE = 1e-3
@@ -42,11 +44,6 @@ WAYS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 )
 """Ways of speculating: a name, the settings of it, and the sampling parameters it is run under."""
 
-PRIORS = np.array([30.0, 100.0, 300.0])
-"""For how many draws after a prefix p counts, before any was seen; the evidence is their mean."""
-
-_IMPOSSIBLE = 1e-100
-
 Probabilities = Callable[[Tokens], Row]
 """The target's distribution [V] after a prefix, before any filter."""
 
@@ -59,17 +56,13 @@ class Weighed:
         way: its name.
         share: of the rate of false alarms.
         tokens: how many were looked at.
-        highest_log_e: the largest logarithm of E at any moment; see `weigh`.
-        histories: how many different prefixes were drawn after.
-        cost: what had to be learnt of them, as a logarithm.
+        highest_log_e: the largest logarithm of E at any moment; see `endpoint.evidence`.
     """
 
     way: str
     share: float
     tokens: int
     highest_log_e: float
-    histories: int
-    cost: float
 
     @property
     def passed(self) -> bool:
@@ -78,11 +71,8 @@ class Weighed:
 
     @property
     def distance_found(self) -> float:
-        """The total variation, at every token, that is found with a probability of about .9.
-
-        It makes log E grow by 2 d^2 a token at least (Pinsker's inequality).
-        """
-        return distance_found(self.tokens, self.cost - math.log(FALSE_ALARM_RATE * self.share))
+        """By how much the likeliest token's probability may be off before it is found, power .9."""
+        return distance_found(self.tokens, FALSE_ALARM_RATE * self.share, len(FEATURES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,31 +140,21 @@ def weigh(
     probabilities: Probabilities,
     share: float = 1.0,
 ) -> Weighed:
-    """Gather the evidence of all tokens of the outputs of one request.
+    """Gather the evidence of all tokens of the outputs of one request; see `endpoint.evidence`."""
 
-    E is the product of q(x) / p(x) over all tokens, where q is what was drawn after the same prefix
-    so far, beside p as if that had been drawn so many times. Given what came before, each factor
-    has a mean of 1 under p, so that E exceeds 1 / alpha with a probability of at most alpha at any
-    moment (Ville's inequality). Source: the prequential plug-in of Dawid (1984).
-    """
-    known: dict[Tokens, tuple[Row, Row]] = {}
-    log_e, highest = np.zeros(len(PRIORS)), 0.0
-    for output in outputs:
-        for position, token in enumerate(output):
-            before = tuple(output[:position])
-            if before not in known:
-                row = filtered(probabilities(prompt + before), params)
-                known[before] = row, np.zeros(len(row))
-            row, counts = known[before]
-            due = max(row[token], _IMPOSSIBLE)
-            log_e += np.log((counts[token] / due + PRIORS) / (counts.sum() + PRIORS))
-            if row[token] < due:
-                log_e -= math.log(_IMPOSSIBLE)
-            highest = max(highest, float(np.logaddexp.reduce(log_e)) - math.log(len(PRIORS)))
-            counts[token] += 1
-    learnt = [
-        (np.count_nonzero(row) - 1) / 2 * np.log1p(counts.sum() / PRIORS)
-        for row, counts in known.values()
+    @cache
+    def place(before: Tokens) -> Place:
+        row = probabilities(prompt + before)
+        return Place(listed(np.arange(len(row)), row), prompt, before)
+
+    @cache
+    def gained(before: Tokens, token: int) -> Row:
+        return gains([place(before)], (token,), Reading(params))
+
+    rows = [
+        gained(tuple(output[:position]), token)
+        for output in outputs
+        for position, token in enumerate(output)
     ]
-    cost = float(np.min(np.sum(learnt, 0))) + math.log(len(PRIORS))
-    return Weighed(way, share, sum(map(len, outputs)), highest, len(known), cost)
+    found = look(start(len(FEATURES)), np.concatenate(rows), np.zeros(len(FEATURES)))
+    return Weighed(way, share, found.tokens, found.highest)

@@ -76,18 +76,16 @@ class Screen:
         self._heading("statistical tier", seconds, tier.passed)
         self._say(
             f"The engine under Philox, seed {tier.seed}, {tier.samples:,} continuations of "
-            f"{TOKENS} tokens a cell, against the target's own full forward. Evidence: how much "
-            "likelier they are by what was drawn before, rejected at "
-            f"{1 / FALSE_ALARM_RATE:,.0f} for all cells together (a false-alarm rate of "
-            f"{FALSE_ALARM_RATE:g}). Found: the total variation that is seen with a probability "
-            "of .9."
+            f"{TOKENS} tokens a cell, against the target's own full forward. Evidence: what bets "
+            f"on features of the tokens hold, rejected at {1 / FALSE_ALARM_RATE:,.0f} for all "
+            f"cells together (a false-alarm rate of {FALSE_ALARM_RATE:g}). Found: by how much the "
+            "likeliest token's probability may be off before that is seen with a probability of .9."
         )
-        found = table("cell", right=("prefixes", "tokens", "evidence", "found"))
+        found = table("cell", right=("tokens", "evidence", "found"))
         found.add_column("verdict")
         for item in tier.tests:
             found.add_row(
                 item.way,
-                f"{item.histories:,}",
                 f"{item.tokens:,}",
                 f"{math.exp(min(700.0, item.highest_log_e)) * item.share:.2g}",
                 f"{item.distance_found:.3f}",

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bench.page import page as html
+from ..certify.endpoint.evidence import distance_found
 from ..certify.endpoint.features import FEATURES
 from ..certify.endpoint.questions import PAIRS, plain
-from ..certify.endpoint.run import reach
 
 if TYPE_CHECKING:
     from ..certify.endpoint.client import Endpoint
@@ -41,7 +41,8 @@ def show_plan(
         plan: how much is asked.
         seconds: that one text took, with its score.
     """
-    found = reach(plain(plan.tokens, plan.length), plan.alpha, plan.tokens)
+    share = plain(plan.tokens, plan.length).weight
+    found = distance_found(plan.tokens, plan.alpha * share, len(FEATURES))
     minutes = plan.requests * seconds / 60
     console.print(Text(f"certifying {endpoint.model} at {endpoint.url}", "bold"))
     console.print(

@@ -206,8 +206,8 @@ def test_the_stated_power_is_reached() -> None:
     """A fault of total variation .1 in a balanced indicator, in as many tokens as are stated."""
     rng = np.random.default_rng(9)
     needed = 905
-    reach = math.log(len(FEATURES) * len(evidence.BETS) / (0.01 * 0.4))
-    assert evidence.distance_found(needed, reach) == pytest.approx(0.1, rel=1e-3)
+    stated = evidence.distance_found(needed, 0.01 * 0.4, len(FEATURES))
+    assert stated == pytest.approx(0.1, rel=1e-3)
     found = 0
     for _ in range(100):
         hits = rng.random(needed) < 0.6

@@ -93,17 +93,18 @@ def total(held: Row) -> Row:
     return np.asarray(most[..., 0, 0] + np.log(np.exp(held - most).sum((-2, -1))))
 
 
-def distance_found(tokens: int, reach: float) -> float:
+def distance_found(tokens: int, alpha: float, features: int) -> float:
     """Return the total variation that is found in so many tokens with a probability of .9.
 
     Args:
         tokens: that are looked at, each off by it, where some feature sees all of it and has both
             values half of the time; more are needed where none does.
-        reach: the logarithm that has to be reached, with what it costs to find the right bet.
+        alpha: the rate of false alarms.
+        features: among which bets are shared out.
 
     Source: a bet of twice the distance d grows by 2 d^2 a token on average, with a standard
     deviation of 2 d; see the module for what it has to reach.
     """
     quantile = 1.2816
-    deviations = quantile + math.sqrt(quantile**2 + 2 * reach)
+    deviations = quantile + math.sqrt(quantile**2 + 2 * math.log(features * len(BETS) / alpha))
     return min(1.0, deviations / (2 * math.sqrt(max(1, tokens))))

@@ -133,7 +133,8 @@ class Answer:
     @property
     def distance_found(self) -> float:
         """By how much the likeliest token's probability may be off before it is found, power .9."""
-        return reach(self.question, self.alpha, self.against.tokens)
+        alpha = self.alpha * self.question.weight
+        return evidence.distance_found(self.against.tokens, alpha, len(FEATURES))
 
     @property
     def evidence(self) -> float:
@@ -143,18 +144,6 @@ class Answer:
     def rejects(self, log_e: float) -> bool:
         """Say whether so much evidence is enough."""
         return log_e + math.log(self.question.weight) >= -math.log(self.alpha)
-
-
-def reach(question: Question, alpha: float, tokens: int) -> float:
-    """Return by how much the likeliest token's probability is off if that is found with power .9.
-
-    Args:
-        question: whose weight counts.
-        alpha: the rate of false alarms of all questions together.
-        tokens: that are looked at.
-    """
-    bets = len(FEATURES) * len(evidence.BETS)
-    return evidence.distance_found(tokens, math.log(bets / (alpha * question.weight)))
 
 
 def pace(endpoint: Endpoint, reference: Reference, prompt: Tokens, plan: Plan) -> float:
