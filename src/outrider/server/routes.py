@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
+from .. import __version__
 from .access import Body, ServerState, State, check_key
 from .failures import CLIENT_GONE
 from .streaming import Decoding, EventStream
@@ -126,6 +127,12 @@ def _described(state: ServerState) -> dict[str, Any]:
         "root": name,
         "max_model_len": state.requests.service.decoder.max_length,
     }
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Name the version of the server."""
+    return {"version": __version__}
 
 
 @public.api_route("/health", methods=["GET", "HEAD"])

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="the server extra is not installed")
 
 from fastapi.testclient import TestClient
 
-from outrider import SamplingParams, StructuredOutput
+from outrider import SamplingParams, StructuredOutput, __version__
 from tests.support.families import CONTEXT
 from tests.support.server import toy_decoder, toy_server
 
@@ -199,6 +199,7 @@ def test_a_prompt_is_tokenized_as_it_is_read(client: TestClient) -> None:
     assert found["count"] == len(found["tokens"]) == 6
     assert found["max_model_len"] == CONTEXT
     assert asked(client, prompt=found["tokens"], max_tokens=1)["usage"]["prompt_tokens"] == 6
+    assert client.get("/version").json() == {"version": __version__}
     assert client.post("/tokenize", json={"prompt": "a", "model": "other"}).status_code == 404
     assert client.post("/tokenize", json={"text": "a"}).status_code == 400
 
