@@ -41,6 +41,7 @@ class Costs:
         depths: what was timed, from 0.
         rounds: of each depth, without what drafting takes.
         drafts: what drafting takes at each depth; 0 where no model drafts.
+        cold: whether each depth was timed once alone, when kernels and caches are cold.
     """
 
     temperature: float
@@ -49,6 +50,7 @@ class Costs:
     depths: tuple[int, ...]
     rounds: tuple[float, ...]
     drafts: tuple[float, ...]
+    cold: bool = False
 
     @property
     def step(self) -> float:
@@ -135,6 +137,7 @@ class Timing:
             depths=self._depths[: len(by_depth)],
             rounds=tuple(median(one.total_s - one.draft_s for one in some) for some in by_depth),
             drafts=tuple(self._drafts * median(one.draft_s for one in some) for some in by_depth),
+            cold=len(self._cycles) < 2,
         )
 
 

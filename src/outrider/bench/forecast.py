@@ -45,6 +45,7 @@ class Forecast:
         drafted: the share of rounds that draft.
         raced: what a race measured.
         wrong: whether it wrote other tokens there than plain decoding at temperature 0.
+        cold: whether what rounds cost was timed once alone; see `Costs`.
     """
 
     candidate: Candidate
@@ -54,6 +55,7 @@ class Forecast:
     drafted: float = 1.0
     raced: tuple[Stretch, ...] = ()
     wrong: bool = False
+    cold: bool = False
 
     @property
     def off(self) -> float | None:
@@ -86,8 +88,11 @@ class Forecast:
     def sure(self) -> bool:
         """Whether the whole interval of its gain is above 1, by some more if it was not raced.
 
-        Where it was, it has to have been faster than plain decoding, and right.
+        Where it was, it has to have been faster than plain decoding, and right. Costs of cold
+        rounds say too little.
         """
+        if self.cold and not self.raced:
+            return False
         lost = bool(self.raced) and gain(self.raced).ratio <= 1
         least = 1.0 if self.raced else _NEAR
         return not self.wrong and not lost and (self.estimate.low or 0.0) > least
@@ -211,12 +216,13 @@ def basis(forecasts: Sequence[Forecast]) -> str:
     texts = len(forecasts[0].stretches)
     raced = [
         f"{each.candidate.label} {_ratio(gain(each.raced))}"
-        + ("" if each.off is None else f", predicted {each.off:.2f} times that")
+        + ("" if each.off is None else f" (prediction {each.off - 1:+.0%})")
         for each in forecasts
         if each.raced
     ]
     confirmed = f"raced beside plain decoding: {', '.join(raced)}" if raced else "not raced"
-    return f"predicted from {texts} texts and what rounds cost; {confirmed}"
+    cold = " when they were timed once (give it more with --budget)" * forecasts[0].cold
+    return f"predicted from {texts} texts and what rounds cost{cold}; {confirmed}"
 
 
 def _said(found: Forecast) -> str:

@@ -46,5 +46,6 @@ def page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(headline)}</title><style>{_STYLE}</style></head><body>"
         f"<h1>{escape(headline)}</h1>{above}{text}{below}"
-        f"<pre>{escape(json.dumps(facts, indent=2))}</pre></body></html>\n"
+        "<details><summary>As JSON</summary>"
+        f"<pre>{escape(json.dumps(facts, indent=2))}</pre></details></body></html>\n"
     )

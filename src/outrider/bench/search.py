@@ -161,7 +161,9 @@ class Search:
             made = replay.metrics
             counts += made.rounds, made.emitted, made.draft_rounds
         rounds, emitted, drafting = counts.tolist()
-        return Forecast(candidate, tuple(stretches), model_s, emitted / rounds, drafting / rounds)
+        cold = all(each.cold for each in self.costs.values())
+        length, drafted = emitted / rounds, drafting / rounds
+        return Forecast(candidate, tuple(stretches), model_s, length, drafted, cold=cold)
 
     def _time(self, temperature: float) -> None:
         """Time rounds of each depth once more; at first, which is cold, twice if there is time."""

@@ -25,7 +25,7 @@ from .trial import fitting
 from .workloads import in_turn, mixed
 
 _SHORT = "no answer: the target ends all of these prompts at once; give others (--prompts)"
-_EARLY = "no answer yet: it ended before plain decoding had written a text to predict from"
+_EARLY = "no answer yet: it ended before there was enough to predict from; give it more (--budget)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,9 @@ class Server:
             given = f"--endpoint with {' and '.join(named) or 'no reference'}"
             raise InvalidConfigError("reference", named, expected, given=given)
         if self.endpoint is None and (named or self.out):
-            raise InvalidConfigError("--endpoint", None, "the address of the server to certify")
+            given = f"{' and '.join(named) or '--out'} without --endpoint"
+            expected = "--endpoint URL, the address of the server to certify"
+            raise InvalidConfigError("--endpoint", None, expected, given=given)
 
 
 def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output) -> int:
@@ -111,7 +113,7 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
                 seconds = pace(engine, reference, prompts[0], plan)
             show_plan(screen, engine, reference, plan, seconds)
         answers, kept, noise = _asked(engine, reference, draft, prompts, plan, folder, console)
-    broken = any(each.verdict in ("wrong", "ignored") for each in kept)
+    broken = any(each.verdict in ("wrong", "ignored", "failed") for each in kept)
     broken |= any(each.rejected or each.failed for each in answers)
     found: dict[str, Any] = {
         "format": "outrider-endpoint/1",
@@ -143,8 +145,9 @@ def _may_go_on(certificate: Path) -> bool:
     if not certificate.exists():
         return True
     with suppress(KeyError, TypeError, ValueError):
-        questions = json.loads(certificate.read_bytes())["questions"]
-        return any(each["verdict"] == "failed" for each in questions)
+        found = json.loads(certificate.read_bytes())
+        every = (*found["questions"], *found["promises"])
+        return any(each["verdict"] == "failed" for each in every)
     return False
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _BAD = ("wrong", "ignored", "failed")
 _WIDE, _HIGH = 720, 260
+_NEAR = 0.1
+"""Of the evidence that rejects: so much is named."""
 _SWATCH = "display:inline-block;margin-right:1rem;padding-left:.4rem;border-left:.9rem solid "
 
 
@@ -47,9 +49,9 @@ def show_plan(
     console.print(Text(f"certifying {endpoint.model} at {endpoint.url}", "bold"))
     console.print(
         Text(
-            f"reference: {reference.name}; at most {plan.tokens:,} tokens of ordinary texts, "
+            f"reference: {reference.name}; {plan.tokens:,} tokens of ordinary texts, "
             f"{plan.parameter_tokens:,} for each parameter, {plan.requests:,} requests; a text "
-            f"with its score took {seconds:.2g} s, so {minutes:.2g} minutes one after another "
+            f"with its score took {seconds:.2g} s, so {minutes:.1f} minutes one after another "
             f"({plan.concurrency} are sent at once). A fault that moves the likeliest token's "
             f"probability by {found:.2g} or more is found with power .9; rate of false alarms "
             f"{plan.alpha:g}",
@@ -75,8 +77,14 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
         if (names := [name for name, each in found if each == verdict])
     ]
     at = f"of {tokens:,} tokens, at a rate of false alarms of {answers[0].alpha:g}"
-    if any(each.verdict == "undecided" and each.against.tokens for each in answers):
-        said.append("more --parameter-tokens may decide")
+    open_ = [a.question.name for a in answers if a.verdict == "undecided" and a.against.tokens]
+    if open_:
+        said.append(f"more --parameter-tokens, in a new folder, may decide {', '.join(open_)}")
+    said += [
+        f"{each.question.name} has evidence {each.evidence:.2g} of {1 / each.alpha:g}: ask for more"
+        for each in answers
+        if not each.rejected and each.evidence > _NEAR / each.alpha
+    ]
     if any(each.verdict == "wrong" for each in answers):
         return f"the draws are not what was asked for ({at}); {'; '.join(said)}"
     seen = f"one that moves the likeliest token's probability by {answers[0].distance_found:.2g}"
@@ -100,8 +108,7 @@ def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promis
         if each.rejected and each.worst[1] is not None
     )
     title = f"{found['model']}: {verdict(answers, kept)}"
-    below = f"{faults}<h2>All of it</h2>"
-    return html(title, _tables(answers, kept), found, above=above, below=below)
+    return html(title, _tables(answers, kept), found, above=above, below=faults)
 
 
 def picture(answers: Sequence[Answer]) -> str:
@@ -109,7 +116,7 @@ def picture(answers: Sequence[Answer]) -> str:
     curves = [
         (
             each.question.name,
-            [(0, 0.0)]
+            [(0, math.log10(each.question.weight))]
             + [
                 (tokens, (value + math.log(each.question.weight)) / math.log(10))
                 for tokens, value in each.against.curve

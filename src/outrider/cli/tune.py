@@ -32,7 +32,7 @@ decoding, and their logits are further apart than rounding explains.
 """
 
 NOTE = (
-    "adaptive depth does not carry over: these are the best fixed depths by what was predicted; "
+    "other engines have fixed depths: these are the best at each batch size by what was predicted; "
     "costs were measured with Outrider, and another engine's are its own"
 )
 
@@ -129,13 +129,14 @@ def _best_of_each(forecasts: Sequence[Forecast]) -> list[Forecast]:
 
 
 def _cells(found: Forecast) -> tuple[str, ...]:
-    """Return a row of the table: the prediction, its interval, the race, and their difference."""
+    """Return a row of the table: what prediction and race say together, and each of them."""
     from ..bench.speedup import gain
 
     expected = gain(found.stretches)
     low, high = expected.low, expected.high
     return (
         found.candidate.label,
+        f"{found.estimate.ratio:.2f}x",
         f"{expected.ratio:.2f}x",
         "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
         f"{gain(found.raced).ratio:.2f}x" if found.raced else "",
@@ -156,7 +157,8 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
     known = [str(facts[name]) for name in names if facts.get(name)]
     console.print(Text("outrider tune", "bold"), Text(", ".join(known), "dim"))
     if found.forecasts:
-        shown = table("configuration", right=("predicted", "95% interval", "raced", "beside it"))
+        headings = ("estimate", "predicted", "95% interval", "raced", "prediction off")
+        shown = table("configuration", right=headings)
         for each in _best_of_each(found.forecasts):
             shown.add_row(*_cells(each))
         console.print(shown)

@@ -94,6 +94,13 @@ def test_what_wrote_a_wrong_token_is_not_chosen() -> None:
     assert chosen([replace(SURE, wrong=True)]) is None
 
 
+def test_costs_of_cold_rounds_say_too_little() -> None:
+    cold = replace(SURE, cold=True)
+    assert SURE.sure
+    assert not cold.sure
+    assert "timed once (give it more with --budget)" in basis([cold])
+
+
 def test_texts_that_were_raced_more_often_do_not_count_more() -> None:
     once = stretched(editing=(3.0,), code=(1.0,))
     raced = Forecast(SUFFIX, once, raced=(*once, once[0], once[0]))
@@ -151,7 +158,7 @@ def test_turning_it_off_is_a_verdict() -> None:
 def test_basis_names_the_error_of_predictions() -> None:
     assert "not raced" in basis([SURE])
     raced = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(1.6, 1.65))
-    assert "predicted 1.11 times that" in basis([raced])
+    assert "(prediction +11%)" in basis([raced])
 
 
 def test_costs_beyond_what_was_timed_never_fall() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -106,6 +107,7 @@ def test_a_run_that_was_broken_off_goes_on_with_the_texts_it_has(tmp_path: Path)
         again = asked(url, plan, path)
         whole = path.read_text().splitlines()
     assert first["sampling"].against.tokens >= 128
+    assert 64 <= first["top_k"].came < 128
     assert again["sampling"].against.tokens >= 128
     assert whole[:7] == lines[:7]
     with serving(SOUND) as url, pytest.raises(InvalidConfigError, match="another folder"):
@@ -264,6 +266,45 @@ def test_an_end_that_a_server_leaves_out_is_put_back() -> None:
     assert text.tokens == (3, 4, 9)
 
 
+def test_a_question_ends_where_its_answer_is_certain() -> None:
+    with serving(FAULTS["a greedy draft reported as sampled"]) as url:
+        found = asked(url, Plan(tokens=4096, parameter_tokens=16, length=48, only=("top_k",)))
+    assert found["sampling"].verdict == "wrong"
+    assert found["sampling"].came < 1000
+
+
+def test_a_connection_that_was_dropped_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}
+    with answering(answers) as (url, _), Endpoint(url) as engine:
+        request, dropped = engine._http.request, list[Any]()
+
+        def once(*given: Any, **more: Any) -> Any:
+            if not dropped:
+                dropped.append(given)
+                raise httpx.ReadError("connection reset by peer")
+            return request(*given, **more)
+
+        monkeypatch.setattr(engine._http, "request", once)
+        assert engine.post("/completions", {})["choices"]
+        assert dropped
+
+
+def test_a_promise_that_a_server_fails_at_is_no_pass(tmp_path: Path) -> None:
+    def complete(bodies: list[dict[str, Any]]) -> Any:
+        if "response_format" in bodies[-1]:
+            return 500, {}, {"error": {"message": "no grammar"}}
+        return sure(bodies)
+
+    answers = {**TOKENIZED, "/v1/completions": complete}
+    flags = ["--only", "top_k", "--tokens", "16", "--parameter-tokens", "16", "--length", "8"]
+    with answering(answers) as (url, _):
+        command = ["certify", "--endpoint", url, "--self", "--out", str(tmp_path)]
+        assert main([*command, *flags]) == 1
+    found = json.loads((tmp_path / "certificate.json").read_text())
+    failed = [each["name"] for each in found["promises"] if each["verdict"] == "failed"]
+    assert failed == ["response_format"]
+
+
 def test_rate_limits_are_waited_for() -> None:
     busy = (429, {"Retry-After": "0"}, {"error": {"message": "slow down"}})
     answers = {"/v1/models": MODELS, "/v1/completions": [busy, busy, choice(token_ids=[3])]}
@@ -379,7 +420,7 @@ def test_the_command_prints_and_writes_what_was_found(
     printed = " ".join(capsys.readouterr().out.split())
     assert "the draws are not what was asked for" in printed
     assert "wrong: temperature" in printed
-    assert "24 requests; a text with its score took" in printed
+    assert "20 requests; a text with its score took" in printed
     found = json.loads((tmp_path / "certificate.json").read_text())
     assert found["format"] == "outrider-endpoint/1"
     assert 0.1 < found["questions"][0]["distance_found"] < 1

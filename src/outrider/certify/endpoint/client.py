@@ -99,9 +99,13 @@ class Endpoint:
     def __post_init__(self) -> None:
         given = httpx.URL()
         with suppress(httpx.InvalidURL):
-            given = httpx.URL(self.url.rstrip("/").removesuffix("/v1") + "/v1")
+            base = self.url.rstrip("/").removesuffix("/completions").removesuffix("/v1")
+            given = httpx.URL(base + "/v1")
         if given.scheme not in ("http", "https") or not given.host:
-            raise InvalidConfigError("address", self.url.rpartition("@")[2], _ADDRESS)
+            shown = self.url.rpartition("@")[2]
+            raise InvalidConfigError(
+                "endpoint", shown, _ADDRESS, given=f"{shown!r} is no address of a server"
+            )
         # A password in the address is sent, and stands in no file.
         auth = (given.username, given.password) if given.username else None
         self.url = str(given.copy_with(userinfo=b""))
@@ -273,6 +277,9 @@ class Endpoint:
             try:
                 answer = self._http.request(method, url, json=body)
             except httpx.HTTPError as error:
+                # A server may have closed a connection that was idle.
+                if not attempt and not isinstance(error, httpx.TimeoutException):
+                    continue
                 said = f"{url} cannot be reached: {error or type(error).__name__}"
                 raise UnreachableError(f"{said}; expected {_ADDRESS}") from error
             if answer.status_code not in _BUSY or attempt == _TRIES - 1:

@@ -14,7 +14,7 @@ from .client import Endpoint, EndpointError, RefusedError, UnreachableError
 from .records import Text, Tokens
 from .references import Reference
 
-Verdict = Literal["honoured", "ignored", "wrong", "refused", "undecided"]
+Verdict = Literal["honoured", "ignored", "wrong", "refused", "failed", "undecided"]
 
 _TIES = 0.05
 """Differences of greedy texts are ties where their gap is among this share of the smallest."""
@@ -54,9 +54,9 @@ def kept(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) ->
         except RefusedError as error:
             verdict, detail = "refused", str(error)
         except UnreachableError as error:
-            return [*found, Promise(name, "undecided", f"{error}; no other promise was looked at")]
+            return [*found, Promise(name, "failed", f"{error}; no other promise was looked at")]
         except EndpointError as error:
-            verdict, detail = "undecided", str(error)
+            verdict, detail = "failed", str(error)
         found.append(Promise(name, verdict, detail))
     return found
 

@@ -61,15 +61,10 @@ class Plan:
     @property
     def requests(self) -> int:
         """How many texts are asked for, if all have their length and no question ends early."""
-
-        def waves(tokens: int, each: int) -> int:
-            return ceil(tokens / each / self.concurrency)
-
         asked = len(set(self.only) or get_args(Parameter))
-        # The first token of an ordinary text is not looked at.
-        ordinary = waves(self.tokens, self.length - 1)
-        under = waves(self.parameter_tokens, self.length)
-        return self.concurrency * (ordinary + asked * under)
+        # In pairs; the first token of an ordinary text is not looked at.
+        ordinary = ceil(self.tokens / (self.length - 1) / 2)
+        return 2 * (ordinary + asked * ceil(self.parameter_tokens / self.length / 2))
 
 
 PLAIN = "sampling"

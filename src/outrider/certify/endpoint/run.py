@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice
+from math import ceil
 from time import perf_counter
 from typing import Any
 
@@ -212,7 +213,7 @@ class Certification:
         alone = Answer(plain(plan.tokens, plan.length), plan.alpha)
         joint = Answer(pairs(plan.tokens, plan.length), plan.alpha)
         twice = (prompt for prompt in cycle(self.prompts) for _ in range(2))
-        for texts in self._waves(alone.question, twice):
+        for texts in self._waves(alone, twice):
             scored = [self._places(text) for text in texts]
             seen += texts
             for text, places in zip(texts, scored, strict=True):
@@ -222,8 +223,8 @@ class Certification:
                 same = features.coincidences(texts[first : first + 2], scored[first : first + 2])
                 joint.add(texts[first], {"honoured": same}, 2 * self.noise.max(keepdims=True))
             self.report(min(alone.came, plan.tokens), plan.tokens, alone.question.name)
-            if alone.came >= plan.tokens or (alone.rejected and joint.rejected):
-                break
+            if alone.over:
+                break  # pairs say little of draws that are wrong one by one
         alone.seconds = joint.seconds = perf_counter() - begun
         return alone, joint, seen
 
@@ -231,7 +232,7 @@ class Certification:
         """Ask for texts under a parameter."""
         begun, answer = perf_counter(), Answer(question, self.plan.alpha)
         try:
-            for texts in self._waves(question, cycle(self.prompts)):
+            for texts in self._waves(answer, cycle(self.prompts)):
                 for text in texts:
                     places = self._places(text)
                     self._score_again(question, text, places)
@@ -246,12 +247,13 @@ class Certification:
         answer.seconds = perf_counter() - begun
         return answer
 
-    def _waves(self, question: Question, prompts: Iterable[Tokens]) -> Iterator[list[Text]]:
-        """Send requests, some at once, without end."""
-        numbered = zip(count(), prompts, strict=False)
+    def _waves(self, answer: Answer, prompts: Iterable[Tokens]) -> Iterator[list[Text]]:
+        """Send requests, some at once, an even number of them, without end."""
+        numbered, question = zip(count(), prompts, strict=False), answer.question
         with ThreadPoolExecutor(self.plan.concurrency) as pool:
             while True:
-                wave = islice(numbered, self.plan.concurrency)
+                left = ceil((question.tokens - answer.came) / question.params.max_tokens)
+                wave = islice(numbered, min(self.plan.concurrency, max(2, left + left % 2)))
                 asked = [pool.submit(self.ask, question, *each) for each in wave]
                 texts = [text for each in asked for text in each.result()]
                 if not any(len(text.tokens) > 1 for text in texts):
