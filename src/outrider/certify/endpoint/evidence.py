@@ -29,7 +29,7 @@ class Evidence:
     Attributes:
         held: logarithms of what each bet holds, float64 [features, bets].
         tokens: how many draws were looked at.
-        curve: after how many tokens the logarithm of E was what.
+        curve: after how many tokens the logarithm of E was what, at most and in the end of a text.
         highest: the largest logarithm of E at any moment.
     """
 
@@ -68,12 +68,16 @@ def look(evidence: Evidence, gains: Row, noise: Row) -> Evidence:
     factors = growth(gains, noise)
     held = evidence.held + factors.cumsum(0)
     moments = total(held)
-    tokens = evidence.tokens + len(gains)
+    # A text may be rejected at its highest, and end below.
+    points = sorted({int(moments.argmax()), len(gains) - 1})
     return replace(
         evidence,
         held=held[-1],
-        tokens=tokens,
-        curve=(*evidence.curve, (tokens, float(moments[-1]))),
+        tokens=evidence.tokens + len(gains),
+        curve=(
+            *evidence.curve,
+            *((evidence.tokens + 1 + at, float(moments[at])) for at in points),
+        ),
         highest=max(evidence.highest, float(moments.max())),
     )
 
