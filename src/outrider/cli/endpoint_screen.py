@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _BAD = ("wrong", "ignored", "failed")
 _WIDE, _HIGH = 720, 260
-_NEAR = 0.1
-"""Of the evidence that rejects: so much is named."""
 _SWATCH = "display:inline-block;margin-right:1rem;padding-left:.4rem;border-left:.9rem solid "
 
 
@@ -77,18 +75,20 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
         if (names := [name for name, each in found if each == verdict])
     ]
     at = f"of {tokens:,} tokens, at a rate of false alarms of {answers[0].alpha:g}"
-    open_ = [a.question.name for a in answers if a.verdict == "undecided" and a.against.tokens]
+    most = max(answers, key=lambda each: each.evidence)
+    open_ = [
+        each.question.name
+        for each in answers
+        if each.verdict == "undecided" and each.against.tokens and not each.cut
+    ]
     if open_:
         said.append(f"more --parameter-tokens, in a new folder, may decide {', '.join(open_)}")
-    said += [
-        f"{each.question.name} has evidence {each.evidence:.2g} of {1 / each.alpha:g}: ask for more"
-        for each in answers
-        if not each.rejected and each.evidence > _NEAR / each.alpha
-    ]
     if any(each.verdict == "wrong" for each in answers):
         return f"the draws are not what was asked for ({at}); {'; '.join(said)}"
     seen = f"one that moves the likeliest token's probability by {answers[0].distance_found:.2g}"
     said.insert(0, f"{seen} would have been found with power .9")
+    against = f"{most.evidence:.2g} of {1 / most.alpha:g}, is against {most.question.name}"
+    said.insert(1, f"the most evidence, {against}")
     return "; ".join([f"no fault in the draws {at}", *said])
 
 

@@ -25,7 +25,8 @@ _WIDER = 4
 
 
 _MARGIN = 128
-"""More entries than top-k keeps are looked at, which is enough for most of top-p and min-p."""
+"""So many more entries than top-k keeps are looked at first. It bounds work alone: rows that keep
+all of these are looked at again."""
 
 
 @dataclass(frozen=True, slots=True)

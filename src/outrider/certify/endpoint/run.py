@@ -45,6 +45,7 @@ class Answer:
         refused: what the server said, if it takes no such request.
         failed: what became of the server, if it failed.
         gone: whether it does not answer any more.
+        cut: whether the question ended with another one, before all of its tokens.
         worst: the text that speaks most against it, and how much.
         came: tokens of its texts, those included of which nothing is known.
         seconds: it took.
@@ -56,6 +57,7 @@ class Answer:
     refused: str | None = None
     failed: str | None = None
     gone: bool = False
+    cut: bool = False
     worst: tuple[float, Text | None] = (-math.inf, None)
     came: int = 0
     seconds: float = 0.0
@@ -102,7 +104,8 @@ class Answer:
         if self.failed is not None and not self.rejected:
             return "failed"
         standing = [name for name, each in self.held.items() if not self.rejects(each.highest)]
-        if not self.against.tokens or ("ignored" in standing and len(standing) > 1):
+        open_ = not self.against.tokens or (self.cut and not self.rejected)
+        if open_ or ("ignored" in standing and len(standing) > 1):
             return "undecided"
         return standing[0] if standing else "wrong"
 
@@ -224,7 +227,8 @@ class Certification:
                 joint.add(texts[first], {"honoured": same}, 2 * self.noise.max(keepdims=True))
             self.report(min(alone.came, plan.tokens), plan.tokens, alone.question.name)
             if alone.over:
-                break  # pairs say little of draws that are wrong one by one
+                joint.cut = alone.rejected  # pairs say little of draws that are wrong one by one
+                break
         alone.seconds = joint.seconds = perf_counter() - begun
         return alone, joint, seen
 
