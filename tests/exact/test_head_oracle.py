@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 def loaded(file: Path, folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """Load a reference's head as a checkpoint, and the rest of the reference."""
     with safe_open(file, "pt") as opened:
-        found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no dict
         config = json.loads(opened.metadata()["config"])
     text = {name.removeprefix("text."): found.pop(name) for name in list(found) if "text." in name}
     (folder / "config.json").write_text(json.dumps(config))

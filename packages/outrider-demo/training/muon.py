@@ -69,7 +69,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]  # it takes no closure
         """Apply one update to every parameter that has a gradient."""
         for group in self.param_groups:
             for param in group["params"]:

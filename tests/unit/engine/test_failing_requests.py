@@ -335,7 +335,7 @@ def test_refused_requests_are_outputs_with_their_errors() -> None:
     events = list(decoder.stream(prompts, SamplingParams(max_tokens=5, seed=1), on_error="return"))
     assert sorted(event.request for event in events if event.error) == [1, 2, 3, 5]
     with pytest.raises(InvalidConfigError, match=r"on_error='keep'.*'raise', 'return'"):
-        decoder.generate(prompts, on_error="keep")  # type: ignore[call-overload]
+        decoder.generate(prompts, on_error="keep")  # type: ignore[call-overload]  # refused
 
 
 @pytest.mark.parametrize("processor", [raising(3), spoils(np.nan, 3)], ids=["raises", "NaN"])

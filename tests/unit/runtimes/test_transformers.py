@@ -273,7 +273,7 @@ def test_a_model_whose_cache_disagrees_with_its_forward_is_refused(ignores: str)
         return forward(*args, position_ids=position_ids, attention_mask=attention_mask, **kw)
 
     model.forward = careless
-    careless.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    careless.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # as wrappers do
     with pytest.raises(ModelError, match="other logits after a rejected draft"):
         TransformersModel(model)
 
