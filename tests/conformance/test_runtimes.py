@@ -13,7 +13,6 @@ import torch
 from outrider import TransformersModel
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import CHECKS, check_runtime
-from outrider.certify.kits.runtime_tests import runtime_tests
 from outrider.certify.runtime import runtime_tier
 from outrider.drafters.base import nothing_drafted
 from outrider.errors import ModelError
@@ -140,7 +139,10 @@ def test_a_cache_that_is_not_cut_back_is_found_at_any_rounding(
         kind(model)
 
 
-test_the_tabular_runtime_passes = runtime_tests(lambda: mock_pair(5, seed=1)[0])
+@pytest.mark.parametrize("name", [name for name, _ in CHECKS])
+def test_the_tabular_runtime_passes(name: str) -> None:
+    (found,) = check_runtime(lambda: mock_pair(5, seed=1)[0], names=[name])
+    assert found.passed, found.detail
 
 
 def test_a_loaded_model_is_put_through_the_kit_in_slots_of_its_own(
@@ -220,7 +222,7 @@ class ForgetsWhoIsWho(TransformersModel):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        (NeverReleases, "slots are used again"),
+        (NeverReleases, "sequences come and go in any order"),
         (TakesAnyLength, "the context is not exceeded"),
         (TakesLiveSlots, "a live sequence keeps its slot"),
         (BelievesBeforeComputing, "an exception leaves nothing wrong behind"),

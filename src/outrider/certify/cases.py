@@ -26,7 +26,7 @@ from ..types.records import Prefix, SequenceState
 from ..verification import Verifier
 from . import toys
 from .contracts import CheckedMethod, described
-from .covering import Coverage, coverage, covering
+from .covering import covering
 from .enumeration import exact_distribution
 from .kits.policy import play
 from .kits.runner import TOLERANCE
@@ -338,12 +338,8 @@ def configured(method: Verification, kind: str, k: int, **more: Any) -> Speculat
     return SpeculativeConfig(num_speculative_tokens=k, verification=method, **settings)
 
 
-def design(part: Part = Part()) -> tuple[tuple[Coverage, ...], list[Case]]:
-    """The covering design over all factors, or over those that a user's part leaves free.
-
-    Returns:
-        What it covers of pairs and of triples, and its cases.
-    """
+def design(part: Part = Part()) -> list[Case]:
+    """The covering design over all factors, or over those that a user's part leaves free."""
     factors = dict(FACTORS)
     if part != Part():
         factors["drafter" if part.drafter else "method"] = (part.name,)
@@ -353,8 +349,7 @@ def design(part: Part = Part()) -> tuple[tuple[Coverage, ...], list[Case]]:
         chains = (kind for kind in DRAFTERS if not kind.startswith("tree"))
         factors["drafter"] = tuple(kind for kind in chains if kind != "hybrid")
     rows = covering(factors, allowed, STRENGTH)
-    covered = tuple(coverage(rows, factors, allowed, size) for size in (2, 3))
-    return covered, [Case(number, row, part) for number, row in enumerate(rows)]
+    return [Case(number, row, part) for number, row in enumerate(rows)]
 
 
 def allowed(row: Mapping[str, str]) -> bool:

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..config.params import SamplingParams, SpeculativeConfig, Verification
+from ..config.params import SamplingParams, SpeculativeConfig
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.outputs import GenerationOutput
 from ..random import Philox4x32
 from ..runtimes.base import Runtime
-from ..runtimes.tabular import TabularModel, mock_pair
+from ..runtimes.tabular import mock_pair
 from ..types.finding import Finding
 from ..types.protocols import Chance
 from ..types.records import RoundRecord, SequenceState
@@ -189,24 +189,6 @@ def _sound(before: SequenceState, after: SequenceState, record: RoundRecord, row
         and emitted <= before.remaining
         and (before.remaining > output or ended)
     )
-
-
-def accepted_tokens(build: Build) -> Finding:
-    """The mean number of accepted tokens on Sun et al.'s example, against its known values.
-
-    The example: target (1/3, 2/3), draft (2/3, 1/3), two drafts a round (arXiv 2403.10444).
-    """
-    known_means: dict[Verification, float] = {"block": 11 / 9, "token": 10 / 9}
-    target = TabularModel(lambda _: [1 / 3, 2 / 3], 2)
-    draft = TabularModel(lambda _: [2 / 3, 1 / 3], 2)
-    error, said = 0.0, []
-    for method, known in known_means.items():
-        config = SpeculativeConfig(num_speculative_tokens=2, depth="fixed", verification=method)
-        decoder = build(target, draft, config, None)
-        mean = expected(decoder, lambda record, row: record.accepted[row])
-        error = max(error, abs(mean - known))
-        said.append(f"{method}: {mean:.12f}, known {known:.12f}")
-    return Finding("accepted tokens", error < TOLERANCE, "; ".join(said))
 
 
 def expected(decoder: SpeculativeDecoder, figure: Callable[[RoundRecord, int], float]) -> float:

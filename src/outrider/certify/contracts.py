@@ -20,8 +20,6 @@ from ..verification import Method, Tree
 _MASS_TOLERANCE = 1e-6
 """How far from one a distribution may sum, as in every draw of an enumeration."""
 
-_KINDS: dict[type, str] = {torch.Tensor: "torch tensor", np.ndarray: "NumPy array"}
-
 
 class BrokenPartError(OutriderError):
     """A user's own part raised, or returned what it may not."""
@@ -40,16 +38,10 @@ def described(error: Exception) -> str:
 
 
 class CheckedMethod(Method):
-    """A verification method of the user's, on torch tensors or NumPy arrays.
+    """A verification method of the user's, on torch tensors as in the engine."""
 
-    Args:
-        method: the user's.
-        masses: whether what it returns also has to be distributions.
-    """
-
-    def __init__(self, method: Method, *, masses: bool = True) -> None:
+    def __init__(self, method: Method) -> None:
         self._method = method
-        self._masses = masses
         self.trees, self.lossy = method.trees, method.lossy
         self.keeps_forbidden = method.keeps_forbidden
 
@@ -59,7 +51,7 @@ class CheckedMethod(Method):
         Raises:
             BrokenPartError: it raised, or returned no distribution with its weights.
         """
-        expected = "two {}s: the distribution [B, N + 1] and weights [B, N + 1]"
+        expected = "two torch tensors: the distribution [B, N + 1] and weights [B, N + 1]"
         stop, weights = self._called("stop_distribution", expected, tree.target.shape[:2], tree)
         return stop, weights
 
@@ -69,39 +61,39 @@ class CheckedMethod(Method):
         Raises:
             BrokenPartError: it raised, or returned no distribution of a token.
         """
-        expected = "a {}: the distribution [B, V] of the token that follows"
+        expected = "a torch tensor: the distribution [B, V] of the token that follows"
         shape = len(tree.target), tree.target.shape[2]
         return self._called("residual", expected, shape, tree, weights, node)[0]
 
     def _called(
         self, name: str, expected: str, shape: Sequence[int], tree: Tree, *more: Any
     ) -> Sequence[Any]:
-        """Call the method for one or two arrays of a shape; the first holds distributions."""
-        where, kind = f"{type(self._method).__name__}.{name}", type(tree.target)
+        """Call the method for one or two tensors of a shape; the first holds distributions."""
+        where = f"{type(self._method).__name__}.{name}"
         try:
             found = getattr(self._method, name)(tree, *more)
         except Exception as error:
             raise BrokenPartError(f"{where} raised {_placed(error)}") from error
         two = name == "stop_distribution"
-        arrays = found if two and isinstance(found, tuple | list) else [found]
-        wanted = f"expected {expected.format(_KINDS[kind])}, float64"
-        if len(arrays) != 1 + two or not all(isinstance(each, kind) for each in arrays):
+        tensors = found if two and isinstance(found, tuple | list) else [found]
+        wanted = f"expected {expected}, float64"
+        if len(tensors) != 1 + two or not all(isinstance(each, torch.Tensor) for each in tensors):
             raise BrokenPartError(f"{where} returned {kind_of(found)}; {wanted}")
-        for each in arrays:
-            if list(each.shape) != list(shape) or each.dtype not in (torch.float64, np.float64):
-                form = f"a {_KINDS[kind]} of shape {list(each.shape)} and {each.dtype}"
+        for each in tensors:
+            if list(each.shape) != list(shape) or each.dtype != torch.float64:
+                form = f"a torch tensor of shape {list(each.shape)} and {each.dtype}"
                 raise BrokenPartError(f"{where} returned {form}; {wanted}, here {list(shape)}")
-        rows = np.asarray(arrays[0])
+        rows = np.asarray(tensors[0])
         totals, least = rows.sum(-1), rows.min(-1)
         # NaN fails both.
         wrong = ~((least >= 0) & (np.abs(totals - 1) <= _MASS_TOLERANCE))
-        if self._masses and wrong.any():
+        if wrong.any():
             row = int(wrong.argmax())
             raise BrokenPartError(
                 f"{where} returned a distribution with total mass {totals[row]:.6g} and least "
                 f"entry {least[row]:.6g}; expected finite, non-negative probabilities of sum one"
             )
-        return arrays
+        return tensors
 
 
 def _placed(error: Exception) -> str:

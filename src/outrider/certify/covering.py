@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, product
 
 Row = dict[str, str]
@@ -16,25 +15,6 @@ Cell = tuple[str, str]
 Cells = tuple[Cell, ...]
 Factors = Mapping[str, Sequence[str]]
 Allowed = Callable[[Mapping[str, str]], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """How many combinations of some size occur in a design, of those in any allowed row."""
-
-    size: int
-    covered: int
-    possible: int
-
-
-def possible(factors: Factors, allowed: Allowed, size: int) -> list[Cells]:
-    """List the combinations of `size` cells that occur in any allowed row; see `covering`."""
-    every = (
-        tuple(zip(names, values, strict=True))
-        for names in combinations(factors, size)
-        for values in product(*(factors[name] for name in names))
-    )
-    return [cells for cells in every if allowed(dict(cells))]
 
 
 def covering(factors: Factors, allowed: Allowed, strength: int) -> list[Row]:
@@ -46,7 +26,12 @@ def covering(factors: Factors, allowed: Allowed, strength: int) -> list[Row]:
             that completes it is.
         strength: the size of the combinations.
     """
-    left = dict.fromkeys(possible(factors, allowed, strength))
+    every = (
+        tuple(zip(names, values, strict=True))
+        for names in combinations(factors, strength)
+        for values in product(*(factors[name] for name in names))
+    )
+    left = dict.fromkeys(cells for cells in every if allowed(dict(cells)))
     beside = defaultdict[Cell, set[Cells]](set)
     for cells in left:
         for index, cell in enumerate(cells):
@@ -69,9 +54,3 @@ def covering(factors: Factors, allowed: Allowed, strength: int) -> list[Row]:
             for index, cell in enumerate(cells):
                 beside[cell].remove(cells[:index] + cells[index + 1 :])
     return rows
-
-
-def coverage(rows: Sequence[Row], factors: Factors, allowed: Allowed, size: int) -> Coverage:
-    """Count the combinations of `size` cells that occur in rows."""
-    covered = {cells for row in rows for cells in combinations(row.items(), size)}
-    return Coverage(size, len(covered), len(possible(factors, allowed, size)))

