@@ -175,9 +175,10 @@ class DegenerateDistributionError(OutriderError, ValueError):
 
 
 class UserCodeError(OutriderError, RuntimeError):
-    """A logits processor, a stopping criterion or the tokenizer failed while a request was decoded.
+    """A logits processor, a stopping criterion, the tokenizer or a verification method failed.
 
-    What it raised is the error's `__cause__`; a processor may also have returned no logits.
+    What it raised is the error's `__cause__`; a processor may also have returned no logits, and a
+    method no distributions.
     """
 
 

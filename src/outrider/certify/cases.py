@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -25,11 +25,10 @@ from ..runtimes.tabular import TabularModel, mock_pair
 from ..types.records import Prefix, SequenceState
 from ..verification import Verifier
 from . import toys
-from .contracts import CheckedMethod, described
 from .covering import covering
 from .enumeration import exact_distribution
 from .kits.policy import play
-from .kits.runner import TOLERANCE
+from .kits.runner import TOLERANCE, described
 from .layered import head_of, layered
 from .reference import Source, distance, target_distribution
 from .toys import of_another_vocabulary
@@ -207,13 +206,6 @@ class Part:
     name: str = ""
     verifier: Verifier | None = None
     drafter: Callable[[TabularModel], Drafter] | None = None
-
-    def checked(self) -> Part:
-        """Return this part, with its method checked at every call."""
-        if self.verifier is None or self.verifier.method is None:
-            return self
-        checked = replace(self.verifier, method=CheckedMethod(self.verifier.method))
-        return replace(self, verifier=checked)
 
     def build(
         self, target: Any, draft: Any, config: Any, chance: Any = None, **more: Any

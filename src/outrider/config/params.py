@@ -214,8 +214,9 @@ class SpeculativeConfig:
             that the error names (`sequence_id`), or else all of the round, plainly from there. If
             a failure depends on drawn values, the text is no longer exactly the target's: a round's
             distribution is off by at most the probability of such a failure, in total variation.
-        validate: whether what drafters and models return is checked. "always" and "never" in every
-            round and in none; "auto" of classes that are not this library's own.
+        validate: whether what drafters, models and verification methods return is checked.
+            "always" and "never" in every round and in none; "auto" of classes that are not this
+            library's own.
 
     Raises:
         InvalidConfigError: a value is not allowed; the message names field, value and choices.

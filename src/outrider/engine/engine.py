@@ -49,7 +49,7 @@ from .requests import check_tokens
 from .slots import Slots
 from .spans import Spans
 from .stopping import until_stop
-from .validation import check_plan, check_scores, wanted
+from .validation import check_plan, check_scores, checked_verifier, wanted
 
 
 class Engine:
@@ -97,6 +97,7 @@ class Engine:
         if self._drafting.hidden_layers:
             self.target = target.with_hidden(self._drafting.hidden_layers, self._drafting)
         self._check_scores = wanted(self.config.validate, [target])
+        self._verifier = checked_verifier(self.verifier, self.config.validate)
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._ids = count(secrets.randbits(40) << 22)
         self._tally = Tally(lossy=self.verifier.lossy and drafter is not None)
@@ -211,7 +212,7 @@ class Engine:
         with spans.span("target"):
             scores = self._score(batch, proposal)
         rows = verify(
-            batch, proposal, scores.logits, pipeline, self.verifier, draws, context.finite
+            batch, proposal, scores.logits, pipeline, self._verifier, draws, context.finite
         )
         confidence = confidence_of(proposal, context, rows)
         emitted, states = advance(

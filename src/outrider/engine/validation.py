@@ -1,4 +1,4 @@
-"""Contract checks: what drafters, targets and policies return.
+"""Contract checks: what drafters, targets, policies and verification methods return.
 
 The engine itself checks nothing of this. An error that is about one row names its sequence.
 """
@@ -6,8 +6,9 @@ The engine itself checks nothing of this. An error that is about one row names i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from ..errors import (
     OutriderError,
     TargetShapeError,
     TokenOutOfRangeError,
+    UserCodeError,
     kind_of,
     shown,
 )
@@ -35,9 +37,10 @@ from ..types.records import (
     SequenceState,
     TargetScores,
 )
+from ..verification import Method, Tree, Verifier
 
-_SUM_TOLERANCE, _SUM_TOLERANCE_PER_ENTRY = 1e-4, 2.0**-27
-"""How far from one a distribution may sum: at least, and for each entry of a float32 softmax."""
+_SUM_TOLERANCE = 1e-4
+"""How far from one a distribution may sum, where entries of a float32 softmax make no more."""
 
 _Refuse = Callable[..., NoReturn]
 """See `_refused`; the prefixes are known."""
@@ -48,11 +51,16 @@ def wanted(validate: str, parts: Iterable[object]) -> bool:
 
     Args:
         validate: `SpeculativeConfig.validate`.
-        parts: a target; or a drafter and those behind it.
+        parts: a target; a drafter and those behind it; or a verification method.
     """
     library = __name__.partition(".")[0]
     others = any(type(part).__module__.partition(".")[0] != library for part in parts)
     return validate == "always" or (validate == "auto" and others)
+
+
+def _tolerance(entries: int) -> float:
+    """Return how far from one a distribution may sum."""
+    return max(_SUM_TOLERANCE, 2.0**-27 * entries)
 
 
 def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int) -> None:
@@ -102,6 +110,66 @@ def check_plan(plan: object, states: Sequence[SequenceState]) -> None:
         expected = f"at most the {len(plan.tree.levels)} levels of its tree"
     given = f"the policy planned depth={shown(depth)}"
     raise InvalidConfigError("policy", plan, expected, given=given)
+
+
+def checked_verifier(verifier: Verifier, validate: str) -> Verifier:
+    """Return a verifier whose method is checked at every call, if that is wanted."""
+    method = verifier.method
+    if method is None or not wanted(validate, [method]):
+        return verifier
+    return replace(verifier, method=_CheckedMethod(method))
+
+
+class _CheckedMethod(Method):
+    """A method that raises UserCodeError where it raised, or returned no distributions."""
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self.trees, self.lossy = method.trees, method.lossy
+        self.keeps_forbidden = method.keeps_forbidden
+
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
+        """Find where the round stops, as the method does."""
+        expected = "two torch tensors: the distribution [B, N + 1] and weights [B, N + 1]"
+        stop, weights = self._called("stop_distribution", expected, tree.target.shape[:2], tree)
+        return stop, weights
+
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
+        """Find the distribution of the token that follows, as the method does."""
+        expected = "a torch tensor: the distribution [B, V] of the token that follows"
+        shape = len(tree.target), tree.target.shape[2]
+        return self._called("residual", expected, shape, tree, weights, node)[0]
+
+    def _called(
+        self, name: str, expected: str, shape: Sequence[int], tree: Tree, *more: Any
+    ) -> Sequence[Any]:
+        """Call the method for one or two tensors of a shape; the first holds distributions."""
+        where, two = f"{type(self._method).__name__}.{name}", name == "stop_distribution"
+        try:
+            found = getattr(self._method, name)(tree, *more)
+        except Exception as error:
+            raise UserCodeError(f"{where} raised {type(error).__name__}: {error}") from error
+        tensors = found if two and isinstance(found, tuple | list) else [found]
+        kinds = {torch.float64} if two else {tree.dtype, torch.float64}
+        wanted = f"expected {expected}, {' or '.join(sorted(map(str, kinds)))}"
+        if len(tensors) != 1 + two or not all(isinstance(each, Tensor) for each in tensors):
+            raise UserCodeError(f"{where} returned {kind_of(found)}; {wanted}")
+        for each in tensors:
+            if list(each.shape) != list(shape) or each.dtype not in kinds:
+                form = f"a torch tensor of shape {list(each.shape)} and {each.dtype}"
+                raise UserCodeError(f"{where} returned {form}; {wanted}, here {list(shape)}")
+        rows = tensors[0].double()
+        totals, least = rows.sum(-1), rows.amin(-1)
+        # NaN fails both.
+        wrong = ~((least >= 0) & ((totals - 1).abs() <= _tolerance(shape[-1])))
+        if wrong.any():
+            row = int(wrong.int().argmax())
+            raise UserCodeError(
+                f"{where} returned a distribution with total mass {float(totals[row]):.6g} and "
+                f"least entry {float(least[row]):.6g}; expected finite, non-negative probabilities "
+                "of sum one"
+            )
+        return tensors
 
 
 def check_proposal(
@@ -299,9 +367,8 @@ def _undrawable(proposal: DraftProposal, probs: Tensor) -> NDArray[np.bool_]:
     totals, least = probs.sum(-1).gather(1, index), probs.amin(-1).gather(1, index)
     batch = torch.arange(len(probs), device=probs.device)[:, None]
     own = probs[batch, index, proposal.tokens]
-    tolerance = max(_SUM_TOLERANCE, _SUM_TOLERANCE_PER_ENTRY * probs.shape[-1])
     # NaN fails every comparison.
-    sound = ((totals - 1).abs() <= tolerance) & (least >= 0) & (own > 0)
+    sound = ((totals - 1).abs() <= _tolerance(probs.shape[-1])) & (least >= 0) & (own > 0)
     undrawable: NDArray[np.bool_] = ~sound.cpu().numpy() & (rows >= 0)
     return undrawable
 

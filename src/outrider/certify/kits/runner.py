@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
+from ...errors import DraftError, OutriderError
 from ...types.finding import Finding
-from ..contracts import described
 
 TOLERANCE = 1e-12
 """The largest error in the probability of any outcome that rounding is allowed."""
@@ -33,8 +35,20 @@ def finding(name: str, check: Check) -> Finding:
     """Run one check; whatever it raises is a finding, too."""
     try:
         found = check()
-    except Broken as broken:
-        return Finding(name, False, str(broken))
-    except Exception as error:  # a part of somebody's own may raise anything
+    except Exception as error:  # a part of the user's own may raise anything
         return Finding(name, False, described(error))
     return found if isinstance(found, Finding) else Finding(name, True, found or "holds")
+
+
+def described(error: Exception) -> str:
+    """Describe an exception in one line, with the place where a user's own part raised it."""
+    cause = error.__cause__
+    if isinstance(error, Broken):
+        return str(error)
+    if isinstance(error, DraftError) and isinstance(cause, OutriderError):
+        error, cause = cause, None
+    said = f"{type(error).__name__}: {error}"
+    if cause is None:
+        return said
+    frame = traceback.extract_tb(cause.__traceback__)[-1]
+    return f"{said} ({Path(frame.filename).name}, line {frame.lineno})"
