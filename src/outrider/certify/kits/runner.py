@@ -50,5 +50,7 @@ def described(error: Exception) -> str:
     said = f"{type(error).__name__}: {error}"
     if cause is None:
         return said
+    if isinstance(error, DraftError):
+        said = f"the drafter raised {type(cause).__name__}: {cause}"
     frame = traceback.extract_tb(cause.__traceback__)[-1]
     return f"{said} ({Path(frame.filename).name}, line {frame.lineno})"
