@@ -13,7 +13,7 @@
     ├── DistributionWidthError      a distribution is not as wide as the vocabulary
     ├── TokenOutOfRangeError        a token id is outside the vocabulary
     ├── DegenerateDistributionError a distribution has NaN, negative mass, or a sum other than 1
-    ├── UserCodeError               a logits processor, stopping criterion or tokenizer raised
+    ├── UserCodeError               a processor, criterion, tokenizer or verification method failed
     ├── KeyReuseError               one random key was used for two draws
     ├── MissingExtraError           a package that this part needs is not installed
     └── ModelError                  a model cannot be loaded or decoded speculatively, or raised

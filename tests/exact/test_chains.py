@@ -16,7 +16,7 @@ import torch
 from outrider import SamplingParams, SpeculativeDecoder
 from outrider import random as chance
 from outrider.certify import exact_distribution, faults
-from outrider.certify.checks import expected
+from outrider.certify.ceilings import expected
 from outrider.certify.reference import distance, target_distribution
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import DegenerateDistributionError, InvalidConfigError, KeyReuseError

@@ -31,7 +31,6 @@ from .kits.policy import play
 from .kits.runner import TOLERANCE, described
 from .layered import head_of, layered
 from .reference import Source, distance, target_distribution
-from .toys import of_another_vocabulary
 
 _ANOTHER = ("ba", "b", "", "a")
 """What the tokens of a draft of another vocabulary read as. It has some that the target lacks."""
@@ -58,9 +57,9 @@ DRAFTERS: dict[str, tuple[Callable[[Any], Drafter | None], dict[str, Any]]] = {
     "tree, points": (ModelDrafter, {"draft_sample_method": "greedy"}),
     "tree, grown": (ModelDrafter, {}),
     "tree, hybrid": (_hybrid, {}),
-    "vocabulary, tokens": (partial(of_another_vocabulary, texts=("aa", "", "a")), {}),
-    "vocabulary, text": (partial(of_another_vocabulary, texts=_ANOTHER, by_text=True), {}),
-    "tree, vocabulary": (partial(of_another_vocabulary, texts=_ANOTHER), {}),
+    "vocabulary, tokens": (partial(toys.of_another_vocabulary, texts=("aa", "", "a")), {}),
+    "vocabulary, text": (partial(toys.of_another_vocabulary, texts=_ANOTHER, by_text=True), {}),
+    "tree, vocabulary": (partial(toys.of_another_vocabulary, texts=_ANOTHER), {}),
     "early exit": (lambda target: EarlyExitDrafter(target, 1), {}),
     "tree, early exit": (lambda target: EarlyExitDrafter(target, 1), {}),
     "head": (partial(head_of, block=False), {}),

@@ -11,15 +11,22 @@ the target's tokens are not drawn apart, as the optimum (and an enumeration) has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..config.params import SamplingParams
+from ..engine.decoder import SpeculativeDecoder
 from ..runtimes.tabular import Distribution, Path, mock_pair
 from ..types.finding import Finding
+from ..types.records import RoundRecord
 from .cases import configured
-from .checks import PROMPT, Build, expected
+from .checks import Build
+from .enumeration import outcomes
 from .kits.runner import TOLERANCE
+
+PROMPT = (0,)
+"""What a round follows whose tokens are counted."""
 
 PAIRS = ((9, 0.3), (0, 0.0))
 """Seeds of the model pairs, and how far the draft resembles the target."""
@@ -72,3 +79,10 @@ def ceilings(build: Build, depths: Sequence[int] = (1, 2, 3)) -> Finding:
     said = f"{above:.1e} above the optimum" if above > TOLERANCE else "nothing above the optimum"
     detail = f"{said}, block verification {apart:.1e} from it"
     return Finding("ceilings", max(above, apart) <= TOLERANCE, detail)
+
+
+def expected(decoder: SpeculativeDecoder, figure: Callable[[RoundRecord, int], float]) -> float:
+    """Find the mean of a figure of a record's row in the round after `PROMPT`, by enumeration."""
+    (state,) = decoder.start(PROMPT, SamplingParams(max_tokens=99))
+    walked = outcomes(decoder, [(state, 1.0)], 64)
+    return sum(mass * figure(step.record, row) for step, row, mass in walked)

@@ -24,7 +24,7 @@ from ..runtimes.tabular import mock_pair
 from ..types.finding import Finding
 from ..types.protocols import Chance
 from ..types.records import RoundRecord, SequenceState
-from .enumeration import exact_distribution, outcomes
+from .enumeration import exact_distribution
 from .kits.policy import check_policy
 from .kits.runner import TOLERANCE
 from .reference import Source, distance, target_distribution
@@ -34,9 +34,6 @@ Build = Callable[[Any, Any, SpeculativeConfig, Chance | None], SpeculativeDecode
 
 Report = Callable[[int, int, str], None]
 """Takes how many steps of a tier are done, of how many, and what is being done."""
-
-PROMPT = (0,)
-"""What a round follows whose tokens are counted by enumeration."""
 
 PHILOX_ANSWERS = (
     "00000000 00000000 00000000 00000000 00000000 00000000 6627e8d5 e169c58d bc57ac4c 9b00dbd8",
@@ -189,13 +186,6 @@ def _sound(before: SequenceState, after: SequenceState, record: RoundRecord, row
         and emitted <= before.remaining
         and (before.remaining > output or ended)
     )
-
-
-def expected(decoder: SpeculativeDecoder, figure: Callable[[RoundRecord, int], float]) -> float:
-    """Find the mean of a figure of a record's row in the round after `PROMPT`, by enumeration."""
-    (state,) = decoder.start(PROMPT, SamplingParams(max_tokens=99))
-    walked = outcomes(decoder, [(state, 1.0)], 64)
-    return sum(mass * figure(step.record, row) for step, row, mass in walked)
 
 
 def policies(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:

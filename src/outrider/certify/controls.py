@@ -20,8 +20,8 @@ from ..types.finding import Finding
 from ..types.protocols import Chance
 from ..verification import Method, TokenVerification, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
-from . import checks, faults, toys
-from .cases import Part, configured
+from . import checks, faults
+from .cases import DRAFTERS, Part, configured
 from .ceilings import ceilings
 from .checks import Build, Report
 from .layered import layered
@@ -181,7 +181,7 @@ _metrics = partial(checks.metrics, configs=_BLOCK)
 _VARIANT = "a known wrong variant"
 
 
-_OTHER_VOCABULARY = drafter(partial(toys.of_another_vocabulary, texts=("aa", "", "a")))
+_OTHER_VOCABULARY = drafter(DRAFTERS["vocabulary, tokens"][0])
 
 
 def _with_a_token_more(kind: Any) -> Build:

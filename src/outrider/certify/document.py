@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..types.finding import Finding
-from .cases import FACTORS, LEFT_OUT, STRENGTH
+from .cases import FACTORS, LEFT_OUT
 from .exact import ExactTier
 from .kits.runner import TOLERANCE
 from .statistics import FALSE_ALARM_RATE, StatisticalTier
@@ -26,7 +26,6 @@ def exact(tier: ExactTier) -> dict[str, Any]:
         "design": {
             "factors": FACTORS,
             "cases": len(tier.measured),
-            "strength": STRENGTH,
             "left_out": LEFT_OUT,
         },
         "cases": [

@@ -77,7 +77,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.config = config or SpeculativeConfig()
         self.chance: Chance = chance or Philox4x32()
-        self.verifier = verifier or Verifier.of(self.config)
+        self.verifier = checked_verifier(verifier or Verifier.of(self.config), self.config.validate)
         check_lossy(self.verifier, self.drafter)
         check_vocabularies(target, self.drafter)
         if self.config.draft_params is not None:
@@ -97,7 +97,6 @@ class Engine:
         if self._drafting.hidden_layers:
             self.target = target.with_hidden(self._drafting.hidden_layers, self._drafting)
         self._check_scores = wanted(self.config.validate, [target])
-        self._verifier = checked_verifier(self.verifier, self.config.validate)
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._ids = count(secrets.randbits(40) << 22)
         self._tally = Tally(lossy=self.verifier.lossy and drafter is not None)
@@ -152,6 +151,7 @@ class Engine:
             CacheFullError: a model's cache has no room for all of them; nothing has changed.
             ModelError: the target raised.
             DegenerateDistributionError: the target's logits hold NaN, +inf or nothing finite.
+            UserCodeError: a processor, a criterion, the tokenizer or a verification method failed.
         """
         check_steppable(batch)
         failed = False
@@ -212,7 +212,7 @@ class Engine:
         with spans.span("target"):
             scores = self._score(batch, proposal)
         rows = verify(
-            batch, proposal, scores.logits, pipeline, self._verifier, draws, context.finite
+            batch, proposal, scores.logits, pipeline, self.verifier, draws, context.finite
         )
         confidence = confidence_of(proposal, context, rows)
         emitted, states = advance(

@@ -6,7 +6,6 @@ The engine itself checks nothing of this. An error that is about one row names i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -27,6 +26,7 @@ from ..errors import (
     kind_of,
     shown,
 )
+from ..random import row_totals
 from ..sampling.distributions import DTYPES
 from ..types import trees
 from ..types.records import (
@@ -38,9 +38,10 @@ from ..types.records import (
     TargetScores,
 )
 from ..verification import Method, Tree, Verifier
+from ..verification.checks import tolerance
 
-_SUM_TOLERANCE = 1e-4
-"""How far from one a distribution may sum, where entries of a float32 softmax make no more."""
+_SUM_TOLERANCE, _SUM_TOLERANCE_PER_ENTRY = 1e-4, 2.0**-27
+"""How far from one a distribution may sum: at least, and for each entry of a float32 softmax."""
 
 _Refuse = Callable[..., NoReturn]
 """See `_refused`; the prefixes are known."""
@@ -56,11 +57,6 @@ def wanted(validate: str, parts: Iterable[object]) -> bool:
     library = __name__.partition(".")[0]
     others = any(type(part).__module__.partition(".")[0] != library for part in parts)
     return validate == "always" or (validate == "auto" and others)
-
-
-def _tolerance(entries: int) -> float:
-    """Return how far from one a distribution may sum."""
-    return max(_SUM_TOLERANCE, 2.0**-27 * entries)
 
 
 def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int) -> None:
@@ -101,23 +97,27 @@ def check_plan(plan: object, states: Sequence[SequenceState]) -> None:
     if not isinstance(plan, DraftPlan):
         given = f"the policy returned a {type(plan).__name__}"
         raise InvalidConfigError("policy", plan, expected, given=given)
-    depth: object = plan.depth
-    shaped = isinstance(depth, np.ndarray) and depth.dtype.kind in "iu"
-    shaped = shaped and plan.depth.shape == (len(states),)
-    if shaped and ((plan.depth >= 0) & (plan.depth <= most)).all():
-        if plan.tree is None or plan.deepest <= len(plan.tree.levels):
-            return
+    for name in ("depth", "model_depth"):
+        depth: Any = getattr(plan, name)
+        shaped = isinstance(depth, np.ndarray) and depth.dtype.kind in "iu"
+        if not shaped or depth.shape != (len(states),) or ((depth < 0) | (depth > most)).any():
+            given = f"the policy planned {name}={shown(depth)}"
+            raise InvalidConfigError("policy", plan, expected, given=given)
+    if plan.tree is not None and plan.deepest > len(plan.tree.levels):
         expected = f"at most the {len(plan.tree.levels)} levels of its tree"
-    given = f"the policy planned depth={shown(depth)}"
-    raise InvalidConfigError("policy", plan, expected, given=given)
+        given = f"the policy planned depth={shown(plan.depth)}"
+        raise InvalidConfigError("policy", plan, expected, given=given)
 
 
 def checked_verifier(verifier: Verifier, validate: str) -> Verifier:
-    """Return a verifier whose method is checked at every call, if that is wanted."""
+    """Return a verifier whose method is checked at every call, if that is wanted.
+
+    One of a class of the user's own is left as it is.
+    """
     method = verifier.method
-    if method is None or not wanted(validate, [method]):
+    if method is None or type(verifier) is not Verifier or not wanted(validate, [method]):
         return verifier
-    return replace(verifier, method=_CheckedMethod(method))
+    return Verifier(_CheckedMethod(method))
 
 
 class _CheckedMethod(Method):
@@ -150,18 +150,27 @@ class _CheckedMethod(Method):
         except Exception as error:
             raise UserCodeError(f"{where} raised {type(error).__name__}: {error}") from error
         tensors = found if two and isinstance(found, tuple | list) else [found]
-        kinds = {torch.float64} if two else {tree.dtype, torch.float64}
-        wanted = f"expected {expected}, {' or '.join(sorted(map(str, kinds)))}"
+        kinds = {torch.float64} if two else {tree.target.dtype, tree.dtype, torch.float64}
+        named = f"expected {expected}, {' or '.join(sorted(map(str, kinds)))}"
         if len(tensors) != 1 + two or not all(isinstance(each, Tensor) for each in tensors):
-            raise UserCodeError(f"{where} returned {kind_of(found)}; {wanted}")
+            raise UserCodeError(f"{where} returned {kind_of(found)}; {named}")
         for each in tensors:
             if list(each.shape) != list(shape) or each.dtype not in kinds:
                 form = f"a torch tensor of shape {list(each.shape)} and {each.dtype}"
-                raise UserCodeError(f"{where} returned {form}; {wanted}, here {list(shape)}")
-        rows = tensors[0].double()
-        totals, least = rows.sum(-1), rows.amin(-1)
+                raise UserCodeError(f"{where} returned {form}; {named}, here {list(shape)}")
+        self._check_masses(where, tree, tensors[0], nodes=two)
+        return tensors
+
+    def _check_masses(self, where: str, tree: Tree, rows: Tensor, *, nodes: bool) -> None:
+        """Refuse rows that are no distributions; of nodes those that were drafted count."""
+        if nodes:
+            places = torch.arange(rows.shape[1], device=rows.device)
+            rows = rows.masked_fill(places > tree.length[:, None], 0)
+        totals, least, allowed = row_totals(rows), rows.amin(-1), tolerance(rows)
         # NaN fails both.
-        wrong = ~((least >= 0) & ((totals - 1).abs() <= _tolerance(shape[-1])))
+        wrong = ~((least >= -allowed) & ((totals - 1).abs() <= allowed))
+        if wrong.any() and tree.draft is not None:
+            wrong &= tree.draft.isfinite().flatten(1).all(1)  # else the drafter is to blame
         if wrong.any():
             row = int(wrong.int().argmax())
             raise UserCodeError(
@@ -169,7 +178,6 @@ class _CheckedMethod(Method):
                 f"least entry {float(least[row]):.6g}; expected finite, non-negative probabilities "
                 "of sum one"
             )
-        return tensors
 
 
 def check_proposal(
@@ -367,8 +375,9 @@ def _undrawable(proposal: DraftProposal, probs: Tensor) -> NDArray[np.bool_]:
     totals, least = probs.sum(-1).gather(1, index), probs.amin(-1).gather(1, index)
     batch = torch.arange(len(probs), device=probs.device)[:, None]
     own = probs[batch, index, proposal.tokens]
+    allowed = max(_SUM_TOLERANCE, _SUM_TOLERANCE_PER_ENTRY * probs.shape[-1])
     # NaN fails every comparison.
-    sound = ((totals - 1).abs() <= _tolerance(probs.shape[-1])) & (least >= 0) & (own > 0)
+    sound = ((totals - 1).abs() <= allowed) & (least >= 0) & (own > 0)
     undrawable: NDArray[np.bool_] = ~sound.cpu().numpy() & (rows >= 0)
     return undrawable
 

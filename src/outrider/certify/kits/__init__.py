@@ -1,4 +1,4 @@
-"""Conformance kits: what the engine relies on in a part of somebody's own, checked from outside.
+"""Conformance kits: what the engine relies on in a part of your own, checked from outside.
 
 Each kit returns a finding for every property, by name. Nothing that a part does wrong is raised.
 """

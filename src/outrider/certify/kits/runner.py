@@ -52,5 +52,6 @@ def described(error: Exception) -> str:
         return said
     if isinstance(error, DraftError):
         said = f"the drafter raised {type(cause).__name__}: {cause}"
-    frame = traceback.extract_tb(cause.__traceback__)[-1]
-    return f"{said} ({Path(frame.filename).name}, line {frame.lineno})"
+    frames = traceback.extract_tb(cause.__traceback__)
+    places = (f" ({Path(each.filename).name}, line {each.lineno})" for each in frames[-1:])
+    return said + "".join(places)
