@@ -45,7 +45,7 @@ from tests.support.command import PROMPT, Capture, error_of, printed, save_model
         (("--tem", "1"), ("--tem", "--temp")),
         (("--temp",), ("--temp", "requires an argument")),
         (("--seed", "1", "--seed", "2"), ("--seed", "multiple times")),
-        (("more",), ("more",)),
+        (("a prompt",), ("unexpected 'a prompt'; a prompt goes with -p or --prompt",)),
         (("--tree-shape", "2,0"), ("--tree-shape", "'2,0'", "such as 2x2x1")),
         (("--tree-shape", "2x", "--seed", "1"), ("--tree-shape", "'2x'", "such as 2x2x1")),
         (("--tree-shape", "2", "--tree-budget", "3"), ("--tree-budget", "tree_shape")),
@@ -103,6 +103,11 @@ def test_an_unknown_command_is_refused(capsys: Capture) -> None:
     line = error_of(capsys, "generat")
     assert "generat" in line
     assert "see 'outrider --help'" in line
+
+
+def test_an_argument_that_follows_no_flag_is_refused(capsys: Capture) -> None:
+    line = error_of(capsys, "certify", "one", "two")
+    assert line == "outrider: error: unexpected 'one two'; see 'outrider certify --help'\n"
 
 
 def test_a_prompt_that_is_empty_or_cannot_be_read_is_refused(
