@@ -123,8 +123,7 @@ def certify(
         ours = ("target", *(item.name for item in fields(what)))
         refuse(dict.fromkeys(ours, "none with --endpoint; drop one of the two"), models, what)
         return certify_endpoint(server, plan, models, output)
-    asked = ("model", "prompts", *(item.name for item in fields(plan)))
-    refuse(dict.fromkeys(asked, "none without --endpoint URL"), server, plan)
+    refuse({item.name: "none without --endpoint URL" for item in fields(plan)}, plan)
     tiers = what.tiers(models)
     for where, names, expected in _ONLY_IN:
         if not set(where) & set(tiers):

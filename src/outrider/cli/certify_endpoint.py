@@ -77,20 +77,19 @@ class Server:
     out: str | None = None
 
     def __post_init__(self) -> None:
-        references = {
-            "--reference-endpoint": self.reference_endpoint,
-            "--reference-model": self.reference_model,
-            "--self": self.own_reference or None,
-        }
-        named = [flag for flag, value in references.items() if value is not None]
-        if self.endpoint is not None and len(named) != 1:
+        values = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()}
+        values["--self"] = values.pop("--own-reference") or None
+        flags = [flag for flag, value in values.items() if value is not None]
+        if flags and self.endpoint is None:
+            expected = "--endpoint URL, the address of the server to certify"
+            given = f"{' and '.join(flags)} without --endpoint"
+            raise InvalidConfigError("--endpoint", None, expected, given=given)
+        references = {"--reference-endpoint", "--reference-model", "--self"}
+        named = [flag for flag in flags if flag in references]
+        if flags and len(named) != 1:
             expected = "one of --reference-endpoint URL, --reference-model MODEL and --self"
             given = f"--endpoint with {' and '.join(named) or 'no reference'}"
             raise InvalidConfigError("reference", named, expected, given=given)
-        if self.endpoint is None and (named or self.out):
-            given = f"{' and '.join(named) or '--out'} without --endpoint"
-            expected = "--endpoint URL, the address of the server to certify"
-            raise InvalidConfigError("--endpoint", None, expected, given=given)
 
 
 def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output) -> int:
