@@ -196,6 +196,13 @@ def test_help_is_in_the_words_of_a_command_line(capsys: Capture, name: str) -> N
     assert not re.search(r"(num_speculative_tokens|max_tokens|cost_ratio|tree_shape)\b(?!\")", text)
 
 
+@pytest.mark.parametrize("name", ["bench", "certify", "tune"])
+def test_help_says_what_the_exit_status_is_after_an_interrupt(capsys: Capture, name: str) -> None:
+    text = " ".join(printed(capsys, name, "--help").split()).partition("he exit status is")[2]
+    assert "130" in text
+    assert "143" in text
+
+
 def test_help_and_errors_load_no_framework() -> None:
     code = (
         "import sys\n"
