@@ -180,7 +180,5 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
         console.print(Text(export.text), soft_wrap=True)
         for note in export.notes:
             console.print(Text(f"- {note}", "dim"))
-    if found.schedule and not found.exports:
-        console.print(Text(f"\n{NO_DEPTH}", "dim"))
-    if found.exports:
-        console.print(Text(f"\n{NOTE}", "dim"))
+    if found.schedule:
+        console.print(Text(f"\n{NOTE if found.exports else NO_DEPTH}", "dim"))
