@@ -86,16 +86,16 @@ class Forecast:
 
     @property
     def sure(self) -> bool:
-        """Whether the whole interval of its gain is above 1, by some more if it was not raced.
+        """Whether the whole interval of its gain is above 1, by some more without one of a race.
 
-        Where it was, it has to have been faster than plain decoding, and right. Costs of cold
-        rounds say too little.
+        What was raced has to have been faster than plain decoding, and right. Costs of cold rounds
+        say too little.
         """
-        if self.cold and not self.raced:
+        raced = gain(self.raced) if self.raced else Speedup(inf)
+        if self.cold and raced.low is None:
             return False
-        lost = bool(self.raced) and gain(self.raced).ratio <= 1
-        least = 1.0 if self.raced else _NEAR
-        return not self.wrong and not lost and (self.estimate.low or 0.0) > least
+        least = _NEAR if raced.low is None else 1.0
+        return not self.wrong and raced.ratio > 1 and (self.estimate.low or 0.0) > least
 
     @property
     def bounded(self) -> bool:
@@ -213,15 +213,16 @@ def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
 
 def basis(forecasts: Sequence[Forecast]) -> str:
     """Say what a verdict rests on, and how far predictions were off."""
-    texts = len(forecasts[0].stretches)
+    few = " on one prompt, too little for the estimate"
     raced = [
-        f"{each.candidate.label} {_ratio(gain(each.raced))}"
+        f"{each.candidate.label} {_ratio(gain(each.raced))}{few * (gain(each.raced).low is None)}"
         + ("" if each.off is None else f" (prediction {each.off - 1:+.0%})")
         for each in forecasts
         if each.raced
     ]
     confirmed = f"raced beside plain decoding: {', '.join(raced)}" if raced else "not raced"
     cold = " when they were timed once (give it more with --budget)" * forecasts[0].cold
+    texts = len(forecasts[0].stretches)
     return f"predicted from {texts} texts and what rounds cost{cold}; {confirmed}"
 
 

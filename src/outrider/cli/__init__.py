@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from .. import __version__
 from ..errors import InvalidConfigError, OutriderError
@@ -89,15 +89,17 @@ def _default(value: object) -> object:
 
 
 def _usage(error: CycloptsError | InvalidConfigError) -> str:
-    """Say which flag is wrong: a field of a record goes by the name of its flag."""
+    """Say what is wrong with a command: a field of a record goes by the name of its flag."""
     if isinstance(error.__cause__, InvalidConfigError):
         error = error.__cause__
+    if isinstance(error, UnusedCliTokensError):
+        prompted = not {"generate", "demo"}.isdisjoint(error.command_chain or ())
+        remedy = "; a prompt goes with -p or --prompt" * prompted
+        return f"unexpected {' '.join(error.unused_tokens or ())!r}{remedy}"
     if isinstance(error, CycloptsError):
         return str(error).removesuffix(".")
-    field = error.field
-    name = field.removeprefix("structured_output.").replace("_", "-")
-    flag = field if field.startswith("-") else f"--{name}"
-    return str(error).replace(f"{field}=", f"{flag} ", 1)
+    name = error.field.removeprefix("structured_output.").removeprefix("--").replace("_", "-")
+    return str(error).replace(f"{error.field}=", f"--{name} ", 1)
 
 
 def _fail(message: str, status: int, args: Sequence[str]) -> int:

@@ -21,9 +21,9 @@ from .signals import terminable
 DETAILS = """All candidates decode the same prompts in turn, in one process, beside plain decoding
 (the same engine without a draft) and other systems on the same weights. Tokens are counted from
 ids; end-of-text is ignored. Clocks run from the request to the last token, but for the target's
-prefill. Ctrl-C and SIGTERM keep what was measured. The exit status is 1 where a
-lossless candidate at temperature 0 wrote another token than plain decoding, and their logits are
-further apart than rounding explains: the first such token is named.
+prefill. Ctrl-C and SIGTERM keep what was measured; the exit status is 130 or 143 then. It is 1
+where a lossless candidate at temperature 0 wrote another token than plain decoding, and their
+logits are further apart than rounding explains: the first such token is named.
 """
 
 app = App(name="bench", help_epilogue=DETAILS)

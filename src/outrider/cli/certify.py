@@ -40,7 +40,7 @@ which a named check must reject. Runtime: a model's answers, whatever a cache ho
 an empty one, or of transformers without a cache; run by --runtime alone, or --tier runtime, then in
 each checkpoint's own dtype. With --endpoint another engine is certified instead: its texts, scored
 by a reference, are bets on the known distribution of every token. The exit status is 0 if all
-passes, 1 if anything fails, 2 after an error.
+passes, 1 if anything fails, 2 after an error, 130 after Ctrl-C, 143 after SIGTERM.
 
 --module takes a subclass of outrider.verification.Method (stop_distribution(tree), residual(tree,
 weights, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vocab_size,
@@ -123,8 +123,7 @@ def certify(
         ours = ("target", *(item.name for item in fields(what)))
         refuse(dict.fromkeys(ours, "none with --endpoint; drop one of the two"), models, what)
         return certify_endpoint(server, plan, models, output)
-    asked = ("model", "prompts", *(item.name for item in fields(plan)))
-    refuse(dict.fromkeys(asked, "none without --endpoint URL"), server, plan)
+    refuse({item.name: "none without --endpoint URL" for item in fields(plan)}, plan)
     tiers = what.tiers(models)
     for where, names, expected in _ONLY_IN:
         if not set(where) & set(tiers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -77,20 +78,19 @@ class Server:
     out: str | None = None
 
     def __post_init__(self) -> None:
-        references = {
-            "--reference-endpoint": self.reference_endpoint,
-            "--reference-model": self.reference_model,
-            "--self": self.own_reference or None,
-        }
-        named = [flag for flag, value in references.items() if value is not None]
-        if self.endpoint is not None and len(named) != 1:
+        values = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()}
+        values["--self"] = values.pop("--own-reference") or None
+        flags = [flag for flag, value in values.items() if value is not None]
+        if flags and self.endpoint is None:
+            expected = "--endpoint URL, the address of the server to certify"
+            given = f"{' and '.join(flags)} without --endpoint"
+            raise InvalidConfigError("--endpoint", None, expected, given=given)
+        references = {"--reference-endpoint", "--reference-model", "--self"}
+        named = [flag for flag in flags if flag in references]
+        if flags and len(named) != 1:
             expected = "one of --reference-endpoint URL, --reference-model MODEL and --self"
             given = f"--endpoint with {' and '.join(named) or 'no reference'}"
             raise InvalidConfigError("reference", named, expected, given=given)
-        if self.endpoint is None and (named or self.out):
-            given = f"{' and '.join(named) or '--out'} without --endpoint"
-            expected = "--endpoint URL, the address of the server to certify"
-            raise InvalidConfigError("--endpoint", None, expected, given=given)
 
 
 def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output) -> int:
@@ -190,8 +190,7 @@ def _connected(stack: ExitStack, server: Server, console: Any, url: str | None =
     address, name = url or server.endpoint or "", None if url else server.model
     with console.status(f"connecting to {address.rpartition('@')[2]}"):
         # Another host is not given the key of this one.
-        own = server.key or os.environ.get("OUTRIDER_API_KEY")
-        key = server.reference_key if url else own
+        key = server.reference_key if url else server.key or os.environ.get("OUTRIDER_API_KEY")
         return stack.enter_context(Endpoint(address, name, key))
 
 
@@ -235,16 +234,17 @@ def _loaded(source: str, models: Models, console: Any) -> Loaded:
 
 
 def _lines(path: str) -> Sequence[str]:
-    found = [line for line in read_text("--prompts", Path(path)).splitlines() if line.strip()]
-    if not found:
+    found = read_text("--prompts", Path(path)).splitlines()
+    for number, line in enumerate(found, 1):
+        if re.match(r"\s*\[\s*-?\d+\s*(,|$)", line) and _ids(line) is None:
+            given = f"{path} line {number} begins like a list of token ids, and is none"
+            raise InvalidConfigError("--prompts", line, "a JSON list such as [17, 4]", given=given)
+    if not any(map(str.strip, found)):
         raise InvalidConfigError("--prompts", path, "a file with a prompt on every line")
-    return found
+    return list(filter(str.strip, found))
 
 
 def _ids(text: str) -> Tokens | None:
     """Return the token ids that a line lists as JSON; None for a text."""
-    with suppress(ValueError):
-        given = json.loads(text)
-        if isinstance(given, list) and given and all(type(token) is int for token in given):
-            return tuple(given)
-    return None
+    whole = re.fullmatch(r"\s*\[\s*\d{1,9}(\s*,\s*\d{1,9})*\s*\]\s*", text)
+    return tuple(map(int, re.findall(r"\d+", text))) if whole else None

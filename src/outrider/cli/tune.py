@@ -28,7 +28,7 @@ EXAMPLES = """Examples:
     outrider generate --config tuned.toml -p "def fib(n):"
 
 The exit status is 1 where a lossless configuration wrote another token at temperature 0 than plain
-decoding, and their logits are further apart than rounding explains.
+decoding, with logits further apart than rounding explains; 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 NOTE = (
@@ -180,7 +180,5 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
         console.print(Text(export.text), soft_wrap=True)
         for note in export.notes:
             console.print(Text(f"- {note}", "dim"))
-    if found.schedule and not found.exports:
-        console.print(Text(f"\n{NO_DEPTH}", "dim"))
-    if found.exports:
-        console.print(Text(f"\n{NOTE}", "dim"))
+    if found.schedule:
+        console.print(Text(f"\n{NOTE if found.exports else NO_DEPTH}", "dim"))

@@ -131,6 +131,10 @@ def test_what_was_not_raced_has_to_gain_more() -> None:
     little = forecast(MODEL, editing=(1.04, 1.04), code=(1.04, 1.04))
     assert chosen([little]) is None
     assert chosen([forecast(MODEL, (1.04, 1.04), editing=(1.04, 1.04))]) is not None
+    alone = forecast(MODEL, (1.04,), editing=(1.04, 1.04))
+    assert not alone.sure
+    assert not replace(alone, stretches=SURE.stretches, cold=True).sure
+    assert replace(alone, stretches=SURE.stretches).sure
 
 
 def test_verdicts() -> None:
@@ -159,6 +163,10 @@ def test_basis_names_the_error_of_predictions() -> None:
     assert "not raced" in basis([SURE])
     raced = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(1.6, 1.65))
     assert "(prediction +11%)" in basis([raced])
+    assert "one prompt" not in basis([raced])
+    short = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(1.6,))
+    assert short.estimate == gain(short.stretches)
+    assert "1.60x on one prompt, too little for the estimate (prediction" in basis([short])
 
 
 def test_costs_beyond_what_was_timed_never_fall() -> None:

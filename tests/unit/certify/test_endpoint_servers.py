@@ -391,6 +391,17 @@ def test_the_reference_is_loaded_as_the_flags_of_models_say(
     assert "weights='int8' is not allowed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("line", ["[1, 2", " [1", "[1, x]", "[-1, 2]", "[1, 2.5]"])
+def test_a_broken_list_of_token_ids_is_no_text(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(f"[3, 4]\n[1] a text\n{line}\n")
+    with answering({"/v1/models": MODELS, "/v1/completions": choice(token_ids=[3])}) as (url, _):
+        assert main(["certify", "--endpoint", url, "--self", "--prompts", str(prompts)]) == 2
+    assert f"{prompts} line 3 begins like a list of token ids" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("held", ["{}", "[]", "-----BEGIN"])
 def test_a_folder_with_a_certificate_of_something_else_is_refused(
     held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -45,7 +45,7 @@ from tests.support.command import PROMPT, Capture, error_of, printed, save_model
         (("--tem", "1"), ("--tem", "--temp")),
         (("--temp",), ("--temp", "requires an argument")),
         (("--seed", "1", "--seed", "2"), ("--seed", "multiple times")),
-        (("more",), ("more",)),
+        (("a prompt",), ("unexpected 'a prompt'; a prompt goes with -p or --prompt",)),
         (("--tree-shape", "2,0"), ("--tree-shape", "'2,0'", "such as 2x2x1")),
         (("--tree-shape", "2x", "--seed", "1"), ("--tree-shape", "'2x'", "such as 2x2x1")),
         (("--tree-shape", "2", "--tree-budget", "3"), ("--tree-budget", "tree_shape")),
@@ -103,6 +103,11 @@ def test_an_unknown_command_is_refused(capsys: Capture) -> None:
     line = error_of(capsys, "generat")
     assert "generat" in line
     assert "see 'outrider --help'" in line
+
+
+def test_an_argument_that_follows_no_flag_is_refused(capsys: Capture) -> None:
+    line = error_of(capsys, "certify", "one", "two")
+    assert line == "outrider: error: unexpected 'one two'; see 'outrider certify --help'\n"
 
 
 def test_a_prompt_that_is_empty_or_cannot_be_read_is_refused(
@@ -189,6 +194,13 @@ def test_help_is_in_the_words_of_a_command_line(capsys: Capture, name: str) -> N
     for of_python in ("None", "default: (", "True]", "False]", "2**64", ".0]", "(2, 2, 1)"):
         assert of_python not in text
     assert not re.search(r"(num_speculative_tokens|max_tokens|cost_ratio|tree_shape)\b(?!\")", text)
+
+
+@pytest.mark.parametrize("name", ["bench", "certify", "tune"])
+def test_help_says_what_the_exit_status_is_after_an_interrupt(capsys: Capture, name: str) -> None:
+    text = " ".join(printed(capsys, name, "--help").split()).partition("he exit status is")[2]
+    assert "130" in text
+    assert "143" in text
 
 
 def test_help_and_errors_load_no_framework() -> None:
