@@ -127,18 +127,36 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Transformers
     return path, TransformersReference(model)
 
 
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each forward computed."""
+    found: list[int] = []
+
+    def counted(context: Context, batch: Batch) -> Any:
+        logits = COMPUTE(context, batch)
+        found.append(len(batch.tokens))
+        return logits
+
+    monkeypatch.setattr(Context, "compute", counted)
+    return found
+
+
+def with_finished_texts(path: Path) -> LlamaCppModel:
+    """Return a model most of whose cells hold texts that are finished."""
+    model = LlamaCppModel(path, max_sequences=6, kv_dtype="float32")
+    rng = np.random.default_rng(3)
+    for name in range(4):
+        other = rng.integers(VOCAB, size=110).tolist()
+        model.verify([Prefix(name, other)], proposal([([], [])]))
+    model.release(range(4))
+    return model
+
+
 def test_a_hybrid_goes_on_from_the_end_of_a_prompt_and_computes_little_again(
-    hybrid: tuple[Path, TransformersReference], monkeypatch: pytest.MonkeyPatch
+    hybrid: tuple[Path, TransformersReference], counts: list[int]
 ) -> None:
     """Counted in tokens: those of a prompt once, of a round its drafts and what was kept before."""
     path, reference = hybrid
-    counts: list[int] = []
-
-    def counted(context: Context, batch: Batch) -> Any:
-        counts.append(len(batch.tokens))
-        return COMPUTE(context, batch)
-
-    monkeypatch.setattr(Context, "compute", counted)
     model = LlamaCppModel(path, max_sequences=2, kv_dtype="float32")
     text = np.random.default_rng(3).integers(VOCAB, size=60).tolist()
 
@@ -168,23 +186,10 @@ def test_a_hybrid_goes_on_from_the_end_of_a_prompt_and_computes_little_again(
 
 
 def test_a_hybrid_computes_nothing_again_when_cells_of_finished_texts_are_freed(
-    hybrid: tuple[Path, TransformersReference], monkeypatch: pytest.MonkeyPatch
+    hybrid: tuple[Path, TransformersReference], counts: list[int]
 ) -> None:
     path, reference = hybrid
-    counts: list[int] = []
-
-    def counted(context: Context, batch: Batch) -> Any:
-        found = COMPUTE(context, batch)
-        counts.append(len(batch.tokens))
-        return found
-
-    monkeypatch.setattr(Context, "compute", counted)
-    model = LlamaCppModel(path, max_sequences=5, kv_dtype="float32")
-    rng = np.random.default_rng(3)
-    for name in range(4):
-        other = rng.integers(VOCAB, size=110).tolist()
-        model.verify([Prefix(name, other)], proposal([([], [])]))
-    model.release(range(4))
+    model, rng = with_finished_texts(path), np.random.default_rng(4)
     text = rng.integers(VOCAB, size=140).tolist()
     model.verify([Prefix(4, text[:50])], proposal([([], [])]))
     counts.clear()
@@ -196,6 +201,23 @@ def test_a_hybrid_computes_nothing_again_when_cells_of_finished_texts_are_freed(
     assert model._cells == 512
     assert not any(len(slot.tokens) for slot in model._table.slots[:4])
     assert max(counts) <= 4, counts
+
+
+def test_a_hybrid_that_drafts_computes_nothing_again_when_cells_are_freed(
+    hybrid: tuple[Path, TransformersReference], counts: list[int]
+) -> None:
+    path, reference = hybrid
+    model, rng = with_finished_texts(path), np.random.default_rng(4)
+    texts = rng.integers(VOCAB, size=(2, 60))
+    cursor = model.open([Prefix(name, text[:3]) for name, text in enumerate(texts, 4)], 57)
+    counts.clear()
+    for tokens in texts[:, 3:].T:
+        cursor.step(torch.from_numpy(tokens))
+    assert not any(len(slot.tokens) for slot in model._table.slots[:4])
+    assert counts == [2] * 57
+    for logits, text in zip(cursor.logits, texts.tolist(), strict=True):
+        expected = reference.logits(tuple(text))
+        assert float((logits - expected).abs().max() / expected.abs().max()) < TOLERANCE
 
 
 @pytest.mark.slow

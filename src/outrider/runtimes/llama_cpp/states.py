@@ -82,9 +82,9 @@ class StateTable(SlotTable):
         places = np.arange(start, len(row.prefix))
         missing = np.ones((len(places), part.paths), bool)
         below = np.concatenate([missing, part.below])
-        self.slots[index].ahead = _NONE
         if start > row.settled:
             return np.array([ahead], np.int32), below
+        self.slots[index].ahead = _NONE
         context.cut(ahead, 0)
         for other in (ahead, *spare):
             context.copy(own, other, -1)
