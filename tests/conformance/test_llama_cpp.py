@@ -143,7 +143,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def with_finished_texts(path: Path) -> LlamaCppModel:
     """Return a model most of whose cells hold texts that are finished."""
-    model = LlamaCppModel(path, max_sequences=5, kv_dtype="float32")
+    model = LlamaCppModel(path, max_sequences=6, kv_dtype="float32")
     rng = np.random.default_rng(3)
     for name in range(4):
         other = rng.integers(VOCAB, size=110).tolist()
@@ -213,7 +213,7 @@ def test_a_hybrid_that_drafts_computes_nothing_again_when_cells_are_freed(
     counts.clear()
     for tokens in texts[:, 3:].T:
         cursor.step(torch.from_numpy(tokens))
-    assert not any(len(slot.tokens) for slot in model._table.slots[2:])
+    assert not any(len(slot.tokens) for slot in model._table.slots[:4])
     assert counts == [2] * 57
     for logits, text in zip(cursor.logits, texts.tolist(), strict=True):
         expected = reference.logits(tuple(text))

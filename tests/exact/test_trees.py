@@ -15,7 +15,7 @@ import torch
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.certify import exact_distribution
-from outrider.certify.checks import PROMPT, expected
+from outrider.certify.ceilings import PROMPT, expected
 from outrider.certify.faults import plain_residual
 from outrider.certify.reference import distance, target_distribution
 from outrider.drafters import context
