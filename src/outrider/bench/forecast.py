@@ -191,7 +191,8 @@ def verdict(forecasts: Sequence[Forecast], step: float) -> Iterator[str]:
         if best.candidate.drafter in WITH_MODEL:
             bound += ", beside the draft model's prefill"
         sure = "use " if best.sure else "safe to use, though it may gain little: "
-        yield f"{sure}{_said(best)}{bound if best.bounded and not best.sure else ''}"
+        said = best.bounded and not (best.sure and best is forecasts[0])
+        yield f"{sure}{_said(best)}{bound if said else ''}"
     models = [each for each in forecasts if each.candidate.drafter == "draft_model"]
     drafts = best is not None and best.candidate.drafter in WITH_MODEL
     if models and not drafts and models[0].estimate.ratio < 1:

@@ -61,6 +61,7 @@ class Search:
     Attributes:
         costs: of rounds, by temperature and whether a model drafts.
         measurements: of the race.
+        interrupted: whether no more is predicted than has to be.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Search:
         self._options, self._pair, self._workload = options, pair, workload
         self._report = report
         self._start, self._step = perf_counter(), ""
+        self.interrupted = False
         self._texts: list[Text] = []
         self._forecasts: dict[Candidate, Forecast] = {}
         self._timings: dict[float, list[Timing]] = {}
@@ -103,7 +105,8 @@ class Search:
         self._step = what or self._step
         budget, gone = self._options.budget, self._gone()
         over = ", beyond the budget" if gone > 1 else ""
-        self._report(round(min(gone, 1.0) * budget), round(budget), self._step + over)
+        ending = "interrupted (once more ends it at once); " * self.interrupted
+        self._report(round(min(gone, 1.0) * budget), round(budget), ending + self._step + over)
 
     def _late(self, part: float = WRITING) -> bool:
         """Report how far time has gone, and return whether this part of the budget is gone."""
@@ -114,7 +117,7 @@ class Search:
         """Predict all configurations from the texts and costs so far, the fastest first."""
         texts = self._usable
         for candidate in candidates(self._options) if texts and self.costs else ():
-            late = candidate.depth is not None and self._gone() > 1
+            late = candidate.depth is not None and (self.interrupted or self._gone() > 1)
             if candidate not in self._forecasts and not late and predictable(candidate, self._pair):
                 self._say(f"predicting {candidate.label}")
                 self._forecasts[candidate] = self._forecast(candidate, texts)

@@ -140,8 +140,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     try:
         search.run()
     except KeyboardInterrupt:
-        partial = True
-        report(0, 1, "interrupted; predicting from what is known")
+        partial = search.interrupted = True
     except (OutriderError, RuntimeError) as error:
         if not search.forecasts():
             raise

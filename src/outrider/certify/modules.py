@@ -39,7 +39,9 @@ def load_part(reference: str) -> Part:
         raise InvalidConfigError("--module", reference, EXPECTED)
     if not source.endswith(".py") and (len(Path(source).parts) > 1 or Path(source).is_file()):
         raise InvalidConfigError("--module", reference, f"a path that ends in .py, or {EXPECTED}")
-    expected = "a module that can be imported, or a path that ends in .py"
+    expected = "a file that can be imported, with all that it imports itself"
+    if not source.endswith(".py"):
+        expected = "a module that can be imported, or a path that ends in .py"
     module: ModuleType = _tried(lambda: _imported(source), reference, expected)
     if name not in vars(module):
         raise InvalidConfigError("--module", reference, f"a name in {source}; it has no {name}")

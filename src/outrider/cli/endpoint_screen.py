@@ -15,7 +15,7 @@ from rich.text import Text
 from ..bench.page import page as html
 from ..certify.endpoint.evidence import distance_found
 from ..certify.endpoint.features import FEATURES
-from ..certify.endpoint.questions import PAIRS, plain
+from ..certify.endpoint.questions import GREEDY, PAIRS, plain
 
 if TYPE_CHECKING:
     from ..certify.endpoint.client import Endpoint
@@ -48,11 +48,11 @@ def show_plan(
     console.print(
         Text(
             f"reference: {reference.name}; {plan.tokens:,} tokens of ordinary texts, "
-            f"{plan.parameter_tokens:,} for each parameter, {plan.requests:,} requests; a text "
+            f"{plan.parameter_tokens:,} for each parameter, {plan.requests:,} texts; a text "
             f"with its score took {seconds:.2g} s, so {minutes:.1f} minutes one after another "
-            f"({plan.concurrency} are sent at once). A fault that moves the likeliest token's "
-            f"probability by {found:.2g} or more is found with power .9; rate of false alarms "
-            f"{plan.alpha:g}",
+            f"({plan.concurrency} are sent at once), and what is promised after that. A fault that "
+            f"moves the likeliest token's probability by {found:.2g} or more is found with power "
+            f".9; rate of false alarms {plan.alpha:g}",
             "dim",
         )
     )
@@ -83,6 +83,8 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
     ]
     if open_:
         said.append(f"more --parameter-tokens, in a new folder, may decide {', '.join(open_)}")
+    if any(each.name == GREEDY and each.verdict == "wrong" for each in kept):
+        said.append("greedy text is wrong too: a reference that is another model does all of this")
     if any(each.verdict == "wrong" for each in answers):
         return f"the draws are not what was asked for ({at}); {'; '.join(said)}"
     seen = f"one that moves the likeliest token's probability by {answers[0].distance_found:.2g}"

@@ -41,8 +41,9 @@ def inspect(
         head: a folder, or a hub id.
         target: the model that it is to draft for: a folder or a hub id.
         measure: texts that the target would write: files as for outrider tune --prompts. Of drafts
-            in them it is said how much is kept at each depth, as configured and under other
-            readings of the configuration, so that a wrong one is found.
+            at 64 places of them it is said how likely each token is kept, if those before it are
+            the text's, as configured and under other readings of the configuration, so that a wrong
+            one is found.
         depth: how many tokens are drafted to measure.
         runtime: what computes the target.
         dtype: type of the target's weights (default: as saved).

@@ -138,10 +138,15 @@ def _cells(found: Forecast) -> tuple[str, ...]:
         found.candidate.label,
         f"{found.estimate.ratio:.2f}x",
         f"{expected.ratio:.2f}x",
-        "" if low is None or high is None else f"{low:.2f} to {high:.2f}",
+        "" if low is None or high is None else _interval(low, high),
         f"{gain(found.raced).ratio:.2f}x" if found.raced else "",
         "" if found.off is None else f"{found.off - 1:+.0%}",
     )
+
+
+def _interval(low: float, high: float) -> str:
+    """Write an interval, unless it is so wide that it says nothing."""
+    return f"{low:.2f} to {high:.2f}" if high < 100 * low else "too few prompts"
 
 
 def _show(found: Recommendation, color: str, saved: str | None) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config.validation import integers
-from ..errors import InvalidConfigError
+from ..errors import DraftShapeError, InvalidConfigError
 from ..types import trees
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from ..types.transfer import sent
@@ -34,11 +34,19 @@ class Candidate:
         confidence: how likely each is kept if those before it are, float64 [n] in [0, 1].
         parents: the node that each follows, int64 [n]: 0 the sequence, i the i-th of these tokens.
             None for a chain.
+
+    Raises:
+        DraftShapeError: there is not one confidence for each token.
     """
 
     tokens: NDArray[np.int64]
     confidence: NDArray[np.float64]
     parents: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.confidence):
+            given = f"{len(self.tokens)} tokens and {len(self.confidence)} confidences"
+            raise DraftShapeError(f"a Candidate has {given}; expected a confidence for each token")
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -10,7 +10,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from ..config.params import SpeculativeConfig
-from ..errors import DraftShapeError
+from ..errors import DraftShapeError, InvalidConfigError
 from ..random import RoundDraws
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
@@ -35,9 +35,16 @@ class Verifier:
 
     Attributes:
         method: the verification method; None draws each position's token from coupled noise.
+
+    Raises:
+        InvalidConfigError: `method` is none, such as the class of one.
     """
 
     method: Method | None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method | None):
+            raise InvalidConfigError("method", self.method, "a Method that was made, or None")
 
     @staticmethod
     def of(config: SpeculativeConfig) -> Verifier:

@@ -434,7 +434,7 @@ def test_the_command_prints_and_writes_what_was_found(
     printed = " ".join(capsys.readouterr().out.split())
     assert "the draws are not what was asked for" in printed
     assert "wrong: temperature" in printed
-    assert "20 requests; a text with its score took" in printed
+    assert "20 texts; a text with its score took" in printed
     found = json.loads((tmp_path / "certificate.json").read_text())
     assert found["format"] == "outrider-endpoint/1"
     assert 0.1 < found["questions"][0]["distance_found"] < 1

@@ -207,3 +207,8 @@ def test_a_prediction_is_token_ids(bad: Any) -> None:
 def test_bad_arguments_are_named(drafter: Any, name: str, value: Any) -> None:
     with pytest.raises(InvalidConfigError, match=name):
         drafter(**{name: value})
+
+
+def test_a_candidate_has_a_confidence_for_each_token() -> None:
+    with pytest.raises(DraftShapeError, match="16 tokens and 1 confidences"):
+        Candidate(np.arange(16), np.array([0.5]))

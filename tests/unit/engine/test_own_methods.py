@@ -9,6 +9,7 @@ import torch
 
 from outrider import (
     DraftError,
+    InvalidConfigError,
     SamplingParams,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -131,3 +132,8 @@ def test_a_drafter_that_gives_nan_is_to_blame_for_it() -> None:
     )
     with pytest.raises(DraftError):
         decoder.generate([0, 1], SamplingParams(max_tokens=6, seed=3))
+
+
+def test_a_class_is_no_method() -> None:
+    with pytest.raises(InvalidConfigError, match="a Method that was made, or None"):
+        Verifier(Own)  # type: ignore[arg-type]

@@ -87,18 +87,18 @@ def counting() -> Any:
 
 
 FAULTS: dict[str, tuple[Policy, str]] = {
-    "raises": (Raising(), "plans some rounds and learns from them"),
+    "raises": (Raising(), "plans fit rounds, and are learnt from"),
     "float depths": (
         Changed(lambda plan, *_: replace(plan, depth=plan.depth.astype(float))),
-        "plans fit their sequences",
+        "plans fit rounds, and are learnt from",
     ),
     "one depth too many": (
         Changed(lambda plan, *_: replace(plan, depth=np.append(plan.depth, 0))),
-        "plans fit their sequences",
+        "plans fit rounds, and are learnt from",
     ),
     "beyond the end": (
         Changed(lambda plan, *_: replace(plan, depth=plan.depth + 40)),
-        "plans fit their sequences",
+        "plans fit rounds, and are learnt from",
     ),
     "remembers plans": (
         Changed(lambda plan, _, calls: replace(plan, depth=plan.depth * (calls % 2))),
@@ -149,7 +149,7 @@ def test_a_tree_without_levels_is_named() -> None:
             return replace(plan, tree=replace(plan.tree, levels=plan.tree.levels[:1]))
 
     names = {finding.name for finding in check_policy(Short(shape)) if not finding.passed}
-    assert "plans fit their sequences" in names
+    assert "plans fit rounds, and are learnt from" in names
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ...config.params import SamplingParams
 from .client import Endpoint, EndpointError, RefusedError, UnreachableError
+from .questions import GREEDY
 from .records import Text, Tokens
 from .references import Reference
 
@@ -263,7 +264,7 @@ def acceptance(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> F
 
 
 CHECKS: dict[str, Check] = {
-    "temperature 0": greedy,
+    GREEDY: greedy,
     "stop": stop,
     "stop_token_ids": stop_token_ids,
     "max_tokens": max_tokens,

@@ -69,6 +69,7 @@ class Plan:
 
 PLAIN = "sampling"
 PAIRS = "simultaneous requests"
+GREEDY = "temperature 0"
 
 _COUNTED = ("presence_penalty", "frequency_penalty")
 
