@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider import NgramDrafter, PredictionDrafter, SuffixDrafter
+from outrider import DraftShapeError, NgramDrafter, PredictionDrafter, SuffixDrafter
 from outrider.drafters.base import DraftContext
 from outrider.drafters.lookup import Candidate, LookupDrafter, matches, token_ids
 from outrider.errors import InvalidConfigError
