@@ -12,8 +12,12 @@ import pytest
 
 from outrider.certify.endpoint import evidence, features
 from outrider.certify.endpoint.features import FEATURES, PLAIN, Place
+from outrider.certify.endpoint.promises import Promise
+from outrider.certify.endpoint.questions import plain
 from outrider.certify.endpoint.records import Reading, Tokens, listed
+from outrider.certify.endpoint.run import Answer
 from outrider.certify.reference import filtered
+from outrider.cli.endpoint_screen import verdict
 from outrider.config.params import SamplingParams
 
 PARAMS = (
@@ -230,3 +234,10 @@ def test_look_ups_propose_what_followed_the_longest_run() -> None:
     assert features.looked_up((1, 2, 3, 9, 2, 3, 7, 1, 2, 3)) == 9
     assert features.looked_up((5, 5)) == 5
     assert features.looked_up((1, 2, 3)) is None
+
+
+@pytest.mark.parametrize("greedy", ["honoured", "wrong"])
+def test_a_verdict_asks_for_the_reference_where_greedy_text_is_wrong_too(greedy: Any) -> None:
+    answers = [Answer(plain(64, 16), 0.01)]
+    said = verdict(answers, [Promise("temperature 0", greedy, "")])
+    assert ("a reference that is another model" in said) is (greedy == "wrong")
