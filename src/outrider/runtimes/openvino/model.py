@@ -24,7 +24,7 @@ from ..transformers.support import Architecture
 from ..transformers.twin import twin
 from .convert import GRAPH, converted, key_of, sites_of
 from .paged import KvType, PagedGraph, PagedRun, Precision
-from .state_rows import ROWS_EACH, StateRows
+from .state_rows import StateRows
 
 with missing("openvino"):
     import openvino as ov
@@ -224,9 +224,11 @@ class OpenVinoModel(TransformersModel):
         usual: Precision = "bfloat16" if narrow else "float32"
         self._graph = PagedGraph(graph, self._precision or usual, self._kv_dtype)
         self._block_bytes = self._graph.block_bytes
-        self._state_bytes = self._graph.state_bytes * ROWS_EACH
         self._source = graph
         self._new = None if known else place
+
+    def _state_bytes(self, slots: int) -> int:
+        return StateRows(slots).count * self._graph.state_bytes
 
     @torch.inference_mode()
     def _compare(self) -> None:
