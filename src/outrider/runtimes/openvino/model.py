@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -218,7 +219,7 @@ class OpenVinoModel(TransformersModel):
         known = kept.find(place)
         graph = ov.Core().read_model(place / GRAPH) if known else None
         graph = graph or converted(run, self._weights, len(architecture.layers))
-        _check_windows(type(self.hf_model).__name__, graph, architecture)
+        _check_windows(self.hf_model, graph, architecture)
         # Beside rounded weights bfloat16 rounds more, and takes as long; and it rounds states.
         narrow = self.hf_model.dtype == torch.bfloat16 and not (self._weights or recurrent)
         usual: Precision = "bfloat16" if narrow else "float32"
@@ -252,13 +253,13 @@ class OpenVinoModel(TransformersModel):
             )
 
 
-def _check_windows(name: str, graph: ov.Model, architecture: Architecture) -> None:
+def _check_windows(hf_model: Any, graph: ov.Model, architecture: Architecture) -> None:
     """Raise ModelError if layers see less than the graph's attention, by their masks alone."""
-    longest = architecture.context_length or 2**31
-    wanted = {window for _, window in architecture.windows if window and window < longest}
-    missing = wanted - {site.window for site in sites_of(graph)}
-    if missing:
-        raise ModelError(
-            f"{name} has layers that see {min(missing)} tokens by their masks alone, which "
-            "OpenVINO is not given; use TransformersModel"
-        )
+    longest, windows = architecture.context_length or 2**31, dict(architecture.windows)
+    kinds = getattr(hf_model.config.get_text_config(), "layer_types", None) or repeat(None)
+    for window, site in zip(map(windows.get, kinds), sites_of(graph), strict=False):
+        if window and site.window != window < longest:
+            raise ModelError(
+                f"{type(hf_model).__name__} has layers that see {window} tokens by their masks "
+                "alone, which OpenVINO is not given; use TransformersModel"
+            )
