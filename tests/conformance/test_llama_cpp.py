@@ -185,6 +185,26 @@ def test_a_hybrid_goes_on_from_the_end_of_a_prompt_and_computes_little_again(
     model.check_integrity()
 
 
+@pytest.mark.parametrize(("kind", "leaves"), [("llama", 40), ("hybrid", 8)])
+def test_the_likeliest_path_of_a_tree_that_takes_several_forwards_is_kept(
+    kind: str, leaves: int, counts: list[int], request: pytest.FixtureRequest
+) -> None:
+    """The likeliest child of a node is the first."""
+    path, reference = request.getfixturevalue(kind)
+    model = LlamaCppModel(path, max_sequences=2, kv_dtype="float32")
+    text, others = [5, 3, 8, 1], range(12, 9 + leaves)
+    tree = [7, 9, 2, 4, 11, *others], [0, 0, 1, 1, 3, *[0] * len(others)]
+    model.verify([Prefix(0, text)], proposal([tree]))
+    assert len(counts) > 1
+    counts.clear()
+    text += [7, 2, 11, 20]
+    found = model.verify([Prefix(0, text)], proposal([([], [])])).logits[0, 0]
+    assert counts == [1]
+    expected = reference.logits(tuple(text))
+    assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    model.check_integrity()
+
+
 def test_a_hybrid_computes_nothing_again_when_cells_of_finished_texts_are_freed(
     hybrid: tuple[Path, TransformersReference], counts: list[int]
 ) -> None:

@@ -192,6 +192,15 @@ def test_a_window_that_is_in_a_models_mask_alone_is_refused(window: int, folder:
         OpenVinoModel(model, cache_dir=folder)
 
 
+def test_a_window_that_attention_is_given_for_another_layer_is_refused(tmp_path: Path) -> None:
+    model = random_model("gemma3", sliding_window=64).float()
+    OpenVinoModel(model, cache_dir=tmp_path / "right")
+    one, other = (layer.self_attn for layer in model.model.layers[:2])
+    one.sliding_window, other.sliding_window = other.sliding_window, one.sliding_window
+    with pytest.raises(ModelError, match="see 64 tokens by their masks alone"):
+        OpenVinoModel(model, cache_dir=tmp_path / "exchanged")
+
+
 @pytest.mark.parametrize("rounded", [{}, {"kv_dtype": "uint8"}, {"weights": "int8"}])
 def test_masks_of_a_models_own_are_refused_whatever_is_rounded(
     rounded: dict[str, Any], folder: Path

@@ -22,11 +22,11 @@ from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
 from outrider.certify.kits.runtime_case import Row, proposal
 from outrider.certify.runtime import runtime_tier
-from outrider.errors import ModelError
+from outrider.errors import InvalidConfigError, ModelError
 from outrider.runtimes.blocks import Tokens
 from outrider.runtimes.loading import LoadOptions, load_model
 from outrider.runtimes.openvino import convert
-from outrider.runtimes.openvino.state_rows import EACH, ROWS_EACH, StateRows
+from outrider.runtimes.openvino.state_rows import EACH, StateRows
 from outrider.types.records import Prefix
 from tests.support.families import VOCAB, greedy_reference, resembling
 from tests.support.hybrids import FAMILIES, random_hybrid
@@ -232,7 +232,6 @@ def test_states_before_and_after_new_tokens_are_kept_in_few_rows() -> None:
 
 def test_the_memory_of_states_is_bounded(folder: Path) -> None:
     target = runtime(hybrid("qwen3_5"), folder, max_sequences=2, max_length=120)
-    assert target._state_bytes == ROWS_EACH * target._graph.state_bytes
     rows = target.states
     assert isinstance(rows, StateRows)
     text = [number * 7 % VOCAB for number in range(1, 81)]
@@ -244,8 +243,14 @@ def test_the_memory_of_states_is_bounded(folder: Path) -> None:
             assert len(rows._held[name]) <= EACH
         target.release([name])
     assert sum(users > 0 for users in rows._users) <= 2 + 2  # those of two checkpoints
-    kept = sum(each.nbytes for each in target._calls._states)
-    assert kept == (2 + 2 * ROWS_EACH) * target._graph.state_bytes
+
+
+def test_all_rows_of_states_count_as_memory(folder: Path) -> None:
+    made = runtime(hybrid("qwen3_5"), folder, max_sequences=2)
+    states = sum(each.nbytes for each in made._calls._states)
+    least = 4 * made._block_bytes + states
+    with pytest.raises(InvalidConfigError, match=f"and states, {least}"):
+        runtime(hybrid("qwen3_5"), folder, max_sequences=2, kv_cache_memory=least - 1)
 
 
 @pytest.mark.parametrize("family", REFUSED)

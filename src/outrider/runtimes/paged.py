@@ -64,7 +64,7 @@ class PagedModel(Runtime):
             block_bytes: of one block, in all layers.
             memory: bytes that blocks may take; None for what is needed, or half of what is free.
             chunk: the most prompt tokens computed in one forward.
-            state_bytes: of the recurrent states of one sequence, and of a checkpoint.
+            state_bytes: of the recurrent states of all sequences and checkpoints.
         """
         slots, longest = capabilities.max_sequences, capabilities.max_length
         assert slots is not None
@@ -72,7 +72,7 @@ class PagedModel(Runtime):
         self._capabilities = capabilities
         self.longest = longest
         most = slots * (longest // SIZE + _BESIDE)
-        blocks = affordable(block_bytes, most, memory, capabilities.device, slots * state_bytes)
+        blocks = affordable(block_bytes, most, memory, capabilities.device, state_bytes)
         self.pool = BlockPool(blocks)
         self._whole = Whole()
         self._computed: dict[int, Computed] = {}

@@ -26,14 +26,14 @@ Path = NDArray[np.int64]
 
 
 def paths_to_leaves(ancestors: NDArray[np.bool_]) -> list[Path]:
-    """List the columns that lead to each leaf, the path with most of the leading ones first.
+    """List the columns that lead to each leaf, the path by the first child of each node first.
 
     Args:
         ancestors: whether column j of a row is column i or one that it follows, [n, n] by (i, j).
     """
     leaves = np.flatnonzero(ancestors.sum(0) == 1)
     paths = list(map(np.flatnonzero, ancestors[leaves])) or [np.empty(0, np.int64)]
-    return sorted(paths, key=lambda path: -int((path == np.arange(len(path))).sum()))
+    return sorted(paths, key=np.ndarray.tolist)
 
 
 def paths_to_nodes(batch: FlatBatch, row: int) -> list[Path]:

@@ -39,12 +39,6 @@ class Row:
         length = len(self.prefix) if self.certain is None else self.certain
         return min(length, len(self.prefix)) - 1
 
-    @property
-    def chain_prefix(self) -> int:
-        """How many leading tokens follow one another: they stand where a chain's tokens would."""
-        straight = self.parents == np.arange(len(self.parents))
-        return int(np.logical_and.accumulate(straight).sum())
-
 
 @dataclass(slots=True, eq=False)
 class Part:
@@ -55,9 +49,7 @@ class Part:
         start: the first token of the row's prefix that is not in cells.
         nodes: the columns of the tokens on these paths, int64 [k].
         depths: how many tokens lead to each, itself included, int64 [k].
-        below: whether each path goes through each token, bool [k, paths]; the first path is the one
-            that begins with the row's chain prefix.
-        only: whether the row has no other part.
+        below: whether each path goes through each token, bool [k, paths].
     """
 
     row: Row
@@ -65,24 +57,32 @@ class Part:
     nodes: Tokens
     depths: Tokens
     below: NDArray[np.bool_]
-    only: bool
 
     @property
     def paths(self) -> int:
         """How many paths there are, at least one."""
         return int(self.below.shape[1])
 
+    @property
+    def first(self) -> Tokens:
+        """The row's prefix and the tokens of the first path."""
+        return np.concatenate(
+            [self.row.prefix.tokens, self.row.tokens[self.nodes[self.below[:, 0]]]]
+        )
+
 
 def parts(row: Row, start: int, most: int) -> Iterator[Part]:
-    """Split a row into parts of at most so many paths: one part if it is a chain."""
+    """Split a row into parts of at most so many paths: one part if it is a chain.
+
+    The first path of the last part is kept, and is that by the first child of each node.
+    """
     columns, ancestors = np.arange(len(row.tokens)), trees.ancestor_mask(row.parents[None])[0]
-    # What is kept of the row stands on the first path.
     paths = paths_to_leaves(ancestors)
-    for first in range(0, len(paths), most):
+    for first in reversed(range(0, len(paths), most)):
         below = np.stack([np.isin(columns, path) for path in paths[first : first + most]], 1)
         nodes = np.flatnonzero(below.any(1))
         depths = ancestors[nodes].sum(1)
-        yield Part(row, start, nodes, depths, below[nodes], only=len(paths) <= most)
+        yield Part(row, start, nodes, depths, below[nodes])
 
 
 def batch_of(part: Part, ids: Ids, below: NDArray[np.bool_]) -> Batch:

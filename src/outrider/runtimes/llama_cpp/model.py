@@ -217,7 +217,7 @@ class LlamaCppModel(Runtime):
         """Compute logits [B, N + 1, V] after each prefix and each of its drafted tokens.
 
         One forward computes them all, unless trees have very many leaves. What the next prefix
-        names of a chain is kept; of a tree, what stands where a chain's tokens would. For the
+        names of a chain is kept; of a tree, of the path by the first child of each node. For the
         errors see `Runtime.verify`.
         """
         tokens, structure = proposal.tokens.cpu().numpy(), proposal.structure

@@ -107,13 +107,8 @@ class SlotTable:
         return np.array([slot, *spare], np.int32), np.concatenate([missing, part.below])
 
     def settle(self, context: Context, part: Part) -> None:
-        """Note what a slot's cells hold of a part that was computed, and free what is not noted."""
-        row = part.row
-        slot = self.owner[row.prefix.sequence_id]
-        chain = row.tokens[: row.chain_prefix if part.only else 0]
-        if part.paths > 1 or not part.only:
-            context.cut(slot, len(row.prefix) + len(chain))
-        self.hold(slot, np.concatenate([row.prefix.tokens, chain]))
+        """Note what a slot's cells hold of a part that was computed: its first path."""
+        self.hold(self.owner[part.row.prefix.sequence_id], part.first)
 
     def place(self, prefix: Prefix) -> tuple[int, int, int]:
         """Find the slot of a sequence, an idle one if it is new, and cut it to what is shared.

@@ -96,9 +96,8 @@ class StateTable(SlotTable):
         """Note after which tokens a slot has states; see `SlotTable.settle`."""
         row = part.row
         index = self.owner[row.prefix.sequence_id]
-        path = row.tokens[part.nodes[part.below[:, 0]]]
         slot, known = self.slots[index], row.prefix.tokens[: row.settled]
-        slot.ahead = np.concatenate([row.prefix.tokens, path])
+        slot.ahead = part.first
         if part.start > row.settled:
             return
         slot.tokens = known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -24,7 +25,7 @@ from ..transformers.support import Architecture
 from ..transformers.twin import twin
 from .convert import GRAPH, converted, key_of, sites_of
 from .paged import KvType, PagedGraph, PagedRun, Precision
-from .state_rows import ROWS_EACH, StateRows
+from .state_rows import StateRows
 
 with missing("openvino"):
     import openvino as ov
@@ -218,15 +219,17 @@ class OpenVinoModel(TransformersModel):
         known = kept.find(place)
         graph = ov.Core().read_model(place / GRAPH) if known else None
         graph = graph or converted(run, self._weights, len(architecture.layers))
-        _check_windows(type(self.hf_model).__name__, graph, architecture)
+        _check_windows(self.hf_model, graph, architecture)
         # Beside rounded weights bfloat16 rounds more, and takes as long; and it rounds states.
         narrow = self.hf_model.dtype == torch.bfloat16 and not (self._weights or recurrent)
         usual: Precision = "bfloat16" if narrow else "float32"
         self._graph = PagedGraph(graph, self._precision or usual, self._kv_dtype)
         self._block_bytes = self._graph.block_bytes
-        self._state_bytes = self._graph.state_bytes * ROWS_EACH
         self._source = graph
         self._new = None if known else place
+
+    def _state_bytes(self, slots: int) -> int:
+        return StateRows(slots).count * self._graph.state_bytes
 
     @torch.inference_mode()
     def _compare(self) -> None:
@@ -250,13 +253,13 @@ class OpenVinoModel(TransformersModel):
             )
 
 
-def _check_windows(name: str, graph: ov.Model, architecture: Architecture) -> None:
+def _check_windows(hf_model: Any, graph: ov.Model, architecture: Architecture) -> None:
     """Raise ModelError if layers see less than the graph's attention, by their masks alone."""
-    longest = architecture.context_length or 2**31
-    wanted = {window for _, window in architecture.windows if window and window < longest}
-    missing = wanted - {site.window for site in sites_of(graph)}
-    if missing:
-        raise ModelError(
-            f"{name} has layers that see {min(missing)} tokens by their masks alone, which "
-            "OpenVINO is not given; use TransformersModel"
-        )
+    longest, windows = architecture.context_length or 2**31, dict(architecture.windows)
+    kinds = getattr(hf_model.config.get_text_config(), "layer_types", None) or repeat(None)
+    for window, site in zip(map(windows.get, kinds), sites_of(graph), strict=False):
+        if window and site.window != window < longest:
+            raise ModelError(
+                f"{type(hf_model).__name__} has layers that see {window} tokens by their masks "
+                "alone, which OpenVINO is not given; use TransformersModel"
+            )

@@ -20,9 +20,6 @@ from ..states import Checkpoints, States
 EACH = 8
 """Rows of one sequence at most; longer drafts have a state after every second token, or fewer."""
 
-ROWS_EACH = EACH + 1
-"""With those of a checkpoint."""
-
 _ZERO, _UNUSED = 0, 1
 """The rows of the state before all tokens, and of states that are not read."""
 
@@ -41,7 +38,7 @@ class StateRows(States):
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self.count = 2 + slots * ROWS_EACH
+        self.count = 2 + slots * (EACH + 1)  # one of a checkpoint
         self.forget()
 
     def forget(self) -> None:

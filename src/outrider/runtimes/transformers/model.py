@@ -97,8 +97,8 @@ class TransformersModel(PagedModel):
         capabilities = Capabilities(
             of.vocab_size, of.device, max_sequences, longest, of.eos_token_ids
         )
-        memory, chunk = self._memory, self._prefill_chunk
-        self._allot(capabilities, self._block_bytes, memory, chunk, self._state_bytes)
+        states = self._state_bytes(max_sequences)
+        self._allot(capabilities, self._block_bytes, self._memory, self._prefill_chunk, states)
         self._make_cache(self.pool.count)
 
     def _make_cache(self, blocks: int) -> None:
@@ -204,9 +204,12 @@ class TransformersModel(PagedModel):
         return first_layers(self.hf_model, layers)
 
     def _prepare(self, architecture: Architecture) -> None:
-        """Say how many bytes a block takes, and a sequence's states with a checkpoint."""
+        """Say how many bytes a block takes."""
         self._block_bytes = block_bytes(architecture.layers)
-        self._state_bytes = 2 * architecture.state_bytes
+
+    def _state_bytes(self, slots: int) -> int:
+        """Return the bytes of the states of so many sequences and as many checkpoints."""
+        return 2 * slots * self._architecture.state_bytes
 
 
 def _uncompiled(given: Any) -> Any:
