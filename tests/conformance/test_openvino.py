@@ -7,6 +7,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
@@ -26,6 +27,7 @@ from outrider.runtimes.loading import LoadOptions, load_model
 from outrider.runtimes.openvino import convert
 from outrider.runtimes.openvino.model import OpenVinoModel
 from outrider.runtimes.openvino.paged import PagedGraph, Precision
+from outrider.types import trees
 from outrider.types.records import Prefix
 from tests.support.families import CONTEXT, FAMILIES, VOCAB, random_model
 from tests.support.narrow import REJECTION, CutsNothing
@@ -400,3 +402,28 @@ def test_paths_that_find_no_room_are_computed_one_by_one_and_leave_none_taken(
     model.check_integrity()
     model.release([1])
     assert model.pool.available == 4
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_trees_reach_past_a_window_while_blocks_are_used_again(family: str, folder: Path) -> None:
+    """The window is of 7 tokens, the deepest path of 9; its first token is kept of each tree."""
+    given, rng = random_model(family).float(), np.random.default_rng(3)
+    memory = 4 * OpenVinoModel(given, cache_dir=folder)._block_bytes
+    model, reference = (
+        OpenVinoModel(given, kv_cache_memory=memory, cache_dir=folder),
+        TransformersReference(given),
+    )
+    parents = [0, 0, 1, 3, 4, 2, 5, 7, 8, 8, 9, 11]
+    below = trees.ancestor_mask(np.array([parents]))[0]
+    for name in range(4):
+        text = rng.integers(VOCAB, size=90).tolist()
+        for end in (40, 44, 30, 62, 71, 66):
+            drafts = np.append(text[end], rng.integers(VOCAB, size=len(parents) - 1))
+            found = model.verify([Prefix(name, text[:end])], proposal([(drafts.tolist(), parents)]))
+            paths = [[], *(drafts[path].tolist() for path in below)]
+            for logits, path in zip(found.logits[0], paths, strict=True):
+                expected = reference.logits((*text[:end], *path))
+                assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
+            model.check_integrity()
+        model.release([name])
+    assert model.pool.count == 4
