@@ -136,4 +136,4 @@ def test_a_drafter_that_gives_nan_is_to_blame_for_it() -> None:
 
 def test_a_class_is_no_method() -> None:
     with pytest.raises(InvalidConfigError, match="a Method that was made, or None"):
-        Verifier(Own)  # type: ignore[arg-type]
+        Verifier(Own)  # type: ignore[arg-type]  # what is refused
