@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from tests.support.faulty_servers import FAULTS, LETTERS, letters, serving
+from tests.support.faulty_servers import FAULTS, LETTERS, SOUND, Tampered, letters, serving
 from tests.support.server import listening, toy_server
 
 import outrider
@@ -148,7 +148,7 @@ def demo(change: Any = None) -> Iterator[tuple[str, ModelReference, list[Tokens]
     pair = outrider.load("demo", max_sequences=16)
     decoder = Changed(pair.target, pair.drafter, tokenizer=pair.tokenizer, config=pair.config)
     prompts = [tuple(map(int, pair.tokenizer.encode(text))) for text in PROMPTS]
-    with toy_server(decoder) as server, listening(server.app) as url:
+    with toy_server(decoder) as server, listening(Tampered(server.app, SOUND)) as url:
         yield url, ModelReference(pair.target.fresh(4), "demo"), prompts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,8 +36,7 @@ def letters(agreement: float = 0.6) -> tuple[TabularModel, TabularModel]:
 
     @lru_cache(maxsize=2**15)
     def row(name: str, tail: tuple[int, ...]) -> Any:
-        digest = hashlib.blake2b(f"{name} {tail}".encode(), digest_size=8).digest()
-        rng = np.random.default_rng(int.from_bytes(digest, "little"))
+        rng = np.random.default_rng(_hashed(f"{name} {tail}"))
         weights = np.append(rng.dirichlet(np.full(WIDTH - 1, 0.4)) + 1e-4, 0.004)
         return weights / weights.sum()
 
@@ -47,6 +47,11 @@ def letters(agreement: float = 0.6) -> tuple[TabularModel, TabularModel]:
         return agreement * target(prefix) + (1 - agreement) * row("draft", prefix[-3:])
 
     return TabularModel(target, WIDTH), TabularModel(draft, WIDTH)
+
+
+def _hashed(text: str) -> int:
+    """Return 64 bits that depend on a text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def stripped(**values: Any) -> type[SpeculativeDecoder]:
@@ -144,11 +149,16 @@ FAULTS = {
 }
 
 
-class _Tampered:
-    """Changes requests for completions and their answers."""
+class Tampered:
+    """Changes requests for completions, and their answers.
 
-    def __init__(self, app: ASGIApp, fault: Fault) -> None:
-        self._app, self._fault = app, fault
+    A request without a seed is given one of its body and of how often that came before, so that
+    answers come again with the same `seed` in whatever order requests arrive.
+    """
+
+    def __init__(self, app: ASGIApp, fault: Fault, seed: int = 0) -> None:
+        self._app, self._fault, self._seed = app, fault, seed
+        self._came = Counter[bytes]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != "/v1/completions":
@@ -161,6 +171,8 @@ class _Tampered:
             if not message.get("more_body"):
                 break
         body = json.loads(data)
+        self._came[data] += 1
+        body.setdefault("seed", _hashed(f"{self._seed} {self._came[data]} {body}"))
         self._fault.body(body)
         data = json.dumps(body).encode()
         sent: list[Message] = []
@@ -212,9 +224,9 @@ def _drawn(chance: Any, change: Callable[[Any], None], distributions: Any, keys:
 
 
 @contextmanager
-def serving(fault: Fault) -> Iterator[str]:
-    """Serve letters with a fault; gives the address."""
-    with toy_server(decoder(fault)) as server, listening(_Tampered(server.app, fault)) as url:
+def serving(fault: Fault, seed: int = 0) -> Iterator[str]:
+    """Serve letters with a fault; gives the address. `seed` is of its draws."""
+    with toy_server(decoder(fault)) as server, listening(Tampered(server.app, fault, seed)) as url:
         yield url
 
 

@@ -1,4 +1,7 @@
-"""Servers with a fault are found out, a sound one passes, and bad servers are described."""
+"""Servers with a fault are found out, a sound one passes, and bad servers are described.
+
+Draws of servers are seeded, so that a fault is found in every run or in none.
+"""
 
 from __future__ import annotations
 
