@@ -60,6 +60,9 @@ def load_part(reference: str) -> Part:
 
 
 def _imported(source: str) -> ModuleType:
+    # As for python's own scripts and -m: what is beside them can be imported.
+    folder = Path(source).parent if source.endswith(".py") else Path()
+    sys.path.insert(0, str(folder.resolve()))
     if not source.endswith(".py"):
         return importlib.import_module(source)
     spec = importlib.util.spec_from_file_location("outrider_certified_part", source)

@@ -91,6 +91,10 @@ class Server:
             expected = "one of --reference-endpoint URL, --reference-model MODEL and --self"
             given = f"--endpoint with {' and '.join(named) or 'no reference'}"
             raise InvalidConfigError("reference", named, expected, given=given)
+        if self.reference_key is not None and self.reference_endpoint is None:
+            expected = "--reference-endpoint URL beside it, to which it is sent"
+            given = f"--reference-key with {named[0]}"
+            raise InvalidConfigError("--reference-key", None, expected, given=given)
 
 
 def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output) -> int:

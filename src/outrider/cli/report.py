@@ -79,7 +79,8 @@ def _of_trace(file: Path) -> tuple[str, dict[str, Any], RenderableType]:
         "depths": metrics.depths,
         **figures(metrics),
     }
-    names = [str(settings[name]) for name in ("target", "method", "device") if name in settings]
+    named = (settings.get(name) for name in ("target", "draft", "method", "device"))
+    names = dict.fromkeys(str(each) for each in named if each is not None)
     shown = [
         Text(f"outrider {trace.outrider}: a trace of {', '.join(names)}", "dim"),
         Text(str(metrics) if trace.records else "no rounds are in it"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,20 @@ def test_a_broken_contract_is_named(module: Path, name: str, message: str) -> No
     for passed, problem in problems(module, name):
         assert not passed
         assert message in (problem or "")
+
+
+@pytest.mark.parametrize("source", ["own.py", "folder/own.py", "folder.own"])
+def test_what_is_beside_a_part_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    path = tmp_path / f"{source.removesuffix('.py').replace('.', '/')}.py"
+    path.parent.mkdir(exist_ok=True)
+    (tmp_path if source == "folder.own" else path.parent).joinpath("beside.py").write_text(MODULE)
+    path.write_text("from beside import Own\n")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    monkeypatch.chdir(tmp_path)
+    assert load_part(f"{source}:Own").verifier is not None
 
 
 def test_an_object_is_taken_as_it_is(module: Path) -> None:

@@ -121,6 +121,10 @@ def test_the_runtime_tier_by_itself_takes_a_checkpoints_own_type(
         (("--module", "missing.py:Name"), "missing.py"),
         (("--model", "m", "--key", "k"), "--model and --key without --endpoint; expected"),
         (("--reference-key", "k"), "--reference-key without --endpoint; expected --endpoint URL"),
+        (
+            ("--endpoint", "http://x", "--self", "--reference-key", "k"),
+            "--reference-key with --self; expected --reference-endpoint URL beside it",
+        ),
         (("--alpha", "0.1"), "--alpha=0.1 is not allowed: expected none without --endpoint"),
         (("--endpoint", "http://x", "--self", "--tier", "exact"), "expected none with --endpoint"),
         (("--endpoint", "http://x", "--self", "--target", "x/y"), "expected none with --endpoint"),

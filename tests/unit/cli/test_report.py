@@ -21,7 +21,8 @@ def trace(tmp_path: Path) -> Path:
     """A trace of one short request."""
     given, path = pair(), tmp_path / "trace.jsonl"
     config = SpeculativeConfig(num_speculative_tokens=3, depth="fixed")
-    with TraceWriter(path, {"target": "<tiny> & random"}) as writer:
+    settings = {"target": "<tiny> & random", "draft": "a head", "method": "draft_model"}
+    with TraceWriter(path, settings) as writer:
         decoder = SpeculativeDecoder(
             given.target, given.model_drafter, config=config, on_round=writer.write
         )
@@ -38,6 +39,11 @@ def test_a_trace_is_rendered_as_one_page(trace: Path) -> None:
     records = read_trace(trace).records
     assert page.count("█") >= sum(record.depth[0] for record in records)
     assert "&lt;tiny&gt; &amp; random" in page
+
+
+def test_what_drafted_is_named(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(trace)]) == 0
+    assert "a trace of <tiny> & random, a head, draft_model" in capsys.readouterr().out
 
 
 def test_a_trace_that_was_cut_short_says_so(trace: Path) -> None:
