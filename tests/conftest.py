@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +28,13 @@ def _conversions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests without a seed draw the same seeds in every run of a test."""
+    drawn = SimpleNamespace(randbits=random.Random(0).getrandbits)
+    monkeypatch.setattr("outrider.engine.requests.secrets", drawn)
 
 
 @pytest.fixture
