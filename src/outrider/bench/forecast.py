@@ -106,11 +106,12 @@ class Forecast:
     def gains_somewhere(self) -> bool:
         """Whether some kind of text gains, and all together, more than one, lose nothing.
 
-        A race that is surely lost says otherwise.
+        A race that is surely lost, or lost on one prompt, says otherwise.
         """
         kinds = _by(self.stretches, lambda each: each.kind).values()
         texts = len({each.name for each in self.stretches})
-        lost = self.raced and gain(self.raced).outcome < 0
+        race = gain(self.raced) if self.raced else Speedup(1.0)
+        lost = (race.high or race.ratio) < 1
         fits = texts > 1 and max(each.ratio for each in kinds) > _GAIN and self.estimate.ratio >= 1
         return fits and not lost and not self.wrong
 

@@ -175,7 +175,7 @@ def _asked(
     texts = Texts(engine, None if folder is None else folder / "texts.jsonl", asked)
     try:
         with progress(console, "certify", unit="tokens") as report:
-            run = Certification(texts.ask, reference, prompts, plan, report, draft, engine.ends)
+            run = Certification(texts.ask, reference, prompts, plan, report, draft)
             answers = run.answers()
             report(0, 1, "promises")
             return answers, promises.kept(engine, reference, prompts), run.noise.tolist()

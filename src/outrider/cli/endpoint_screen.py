@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 _BAD = ("wrong", "ignored", "failed")
 _WIDE, _HIGH = 720, 260
+_WORDS = (
+    "honoured: nothing speaks against it; ignored: the texts are draws without the parameter; "
+    "wrong: they are draws neither with it nor without; refused: the server takes no such request; "
+    "failed: it stopped answering; undecided: the texts do not say"
+)
 _SWATCH = "display:inline-block;margin-right:1rem;padding-left:.4rem;border-left:.9rem solid "
 
 
@@ -110,7 +115,8 @@ def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promis
         if each.rejected and each.worst[1] is not None
     )
     title = f"{found['model']}: {verdict(answers, kept)}"
-    return html(title, _tables(answers, kept), found, above=above, below=faults)
+    below = f"<p>{escape(_WORDS)}</p>{faults}"
+    return html(title, _tables(answers, kept), found, above=above, below=below)
 
 
 def picture(answers: Sequence[Answer]) -> str:

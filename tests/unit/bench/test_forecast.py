@@ -62,6 +62,8 @@ def test_a_race_that_was_lost_recommends_nothing() -> None:
     assert raced.off == pytest.approx(1.8 / 0.905)
     assert chosen([raced]) is None
     assert chosen([raced, SURE]) == SURE
+    once = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(0.5,))
+    assert chosen([once]) is None
 
 
 def test_a_race_that_cannot_tell_is_not_lost() -> None:

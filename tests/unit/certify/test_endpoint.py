@@ -141,20 +141,24 @@ def test_a_tie_at_the_edge_of_top_k_is_passed_over() -> None:
     assert features.cells_of(there, SamplingParams(top_k=1)) is not None
 
 
-def test_ends_that_answers_leave_out_are_one_cell_with_what_is_not_listed() -> None:
-    """Whichever of them came: each has the gain of that cell, and the mean is zero."""
-    rng = np.random.default_rng(2)
-    for params in PARAMS:
-        there = replace(place(rng), ends=(4, 2))
-        cells = features.cells_of(there, params)
-        assert cells is not None
-        assert sorted(cells.ids) == [0, 1, 3, 5]
-        apart = features.cells_of(replace(there, ends=()), params)
-        assert apart is not None
-        expected = apart.at(np.array([4, 2]))[:-1].sum()
-        assert cells.probs[-1] == pytest.approx(expected)
-        one, other = (features.gains([there], (end,), Reading(params)) for end in (4, 2))
-        assert np.array_equal(one, other, equal_nan=True)
+def test_a_tie_at_the_edge_of_top_p_is_passed_over() -> None:
+    there = Place(listed(np.arange(3), np.array([0.5, 0.25, 0.25])), (0,), ())
+    assert features.cells_of(there, SamplingParams(top_p=0.7)) is None
+    assert features.cells_of(there, SamplingParams(top_p=0.4)) is not None
+
+
+def test_a_listing_that_was_cut_is_not_whole_however_much_it_holds() -> None:
+    """A penalty may leave the listed tokens less likely than the others."""
+    listing = listed(np.arange(3), np.array([0.9, 0.1 - 2e-7, 1e-7]), most=1e-8)
+    params = SamplingParams(frequency_penalty=2.0)
+    assert features.cells_of(Place(listing, (0,), (0, 5)), params) is None
+
+
+def test_tokens_may_be_impossible() -> None:
+    there = Place(listed(np.arange(3), np.array([0.75, 0.25, 0.0]), 1.0), (0,), ())
+    cells = features.cells_of(there, SamplingParams(temperature=0.5))
+    assert cells is not None
+    assert np.allclose(cells.probs, [0.9, 0.1, 0, 0])
 
 
 def test_penalties_may_count_the_prompt() -> None:

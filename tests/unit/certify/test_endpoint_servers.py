@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -21,12 +22,13 @@ import pytest
 
 from outrider.certify.endpoint import promises
 from outrider.certify.endpoint.client import Endpoint, EndpointError
-from outrider.certify.endpoint.questions import Plan, plain
-from outrider.certify.endpoint.records import Tokens
+from outrider.certify.endpoint.questions import Plan, parameters, plain
+from outrider.certify.endpoint.records import Question, Text, Tokens
 from outrider.certify.endpoint.references import EndpointReference, ModelReference
 from outrider.certify.endpoint.run import Answer, Certification
 from outrider.certify.endpoint.texts import Texts
 from outrider.cli import main
+from outrider.config.params import SamplingParams
 from outrider.errors import InvalidConfigError
 from tests.support.faulty_servers import FAULTS, SOUND, Fault, letters, serving
 
@@ -168,7 +170,8 @@ TOKENIZED = {"/v1/models": MODELS, "/tokenize": {"tokens": [1, 2]}}
 
 def sure(bodies: list[dict[str, Any]]) -> dict[str, Any]:
     """An answer of one token again and again, which is nearly certain."""
-    tops = {"top_logprobs": [{"token_id:1": -0.1, "token_id:2": -3.0}], "tokens": ["token_id:1"]}
+    named = {f"token_id:{token}": -0.1 - 3 * (token - 1) for token in range(1, 21)}
+    tops = {"top_logprobs": [named], "tokens": ["token_id:1"]}
     found = choice(logprobs=tops, token_ids=[1] * bodies[-1]["max_tokens"])
     return {"choices": found["choices"] * bodies[-1].get("n", 1)}
 
@@ -190,10 +193,16 @@ def test_texts_of_a_seed_that_part_late_may_be_rounded_otherwise() -> None:
         texts = {11: [3, 4, 5 + len(bodies) % 2], 12: [6, 7]}
         return choice(token_ids=texts[bodies[-1]["seed"]])
 
+    def cut(bodies: list[dict[str, Any]]) -> dict[str, Any]:
+        if bodies[-1].get("seed") is None:
+            return sure(bodies)
+        texts = {11: [3, 4, 5][: 2 + len(bodies) % 2], 12: [6, 7]}
+        return choice(token_ids=texts[bodies[-1]["seed"]])
+
     def at_once(bodies: list[dict[str, Any]]) -> dict[str, Any]:
         return choice(token_ids=[len(bodies)]) if bodies[-1].get("seed") else sure(bodies)
 
-    for complete, verdict in ((seeded, "undecided"), (at_once, "ignored")):
+    for complete, verdict in ((seeded, "undecided"), (cut, "undecided"), (at_once, "ignored")):
         answers = {**TOKENIZED, "/v1/completions": complete}
         with answering(answers) as (url, _), Endpoint(url) as engine:
             found, said = promises.seed(engine, EndpointReference(engine), PROMPTS)
@@ -249,24 +258,68 @@ def test_a_server_says_its_version() -> None:
             assert engine.version == version
 
 
-def test_an_end_that_a_server_leaves_out_is_put_back() -> None:
-    """Else the tokens that are seen would be draws given that no text ends."""
+def test_llama_cpp_is_asked_by_a_route_that_names_every_token() -> None:
+    """By OpenAI's it leaves out those within a letter."""
+    counts = {"tokens_evaluated": 2, "tokens_predicted": 3}
+    named = [{"id": 4, "logprob": -0.5}, {"id": 5, "logprob": -0.7}]
     answers = {
         "/v1/models": MODELS,
-        "/v1/completions": lambda bodies: (
-            choice(token_ids=[3, 4], text="ab")
-            | {"choices": [{**choice(token_ids=[3, 4])["choices"][0], "finish_reason": "stop"}]}
-        ),
-        "/props": {"eos_token": "<end>"},
-        "/tokenize": lambda bodies: {
-            "tokens": {"<end>": [9], "<|im_end|>": [7]}.get(bodies[-1]["content"], [1, 2])
-        },
+        "/v1/completions": choice(logprobs={"content": named}),
+        "/completion": {"content": "x", "tokens": [3, 4, 5], "stop_type": "eos", **counts},
     }
-    question = plain(64, 16)
-    with answering(answers) as (url, _), Endpoint(url) as engine:
-        assert engine.ends == (9, 7)
-        (text,) = Texts(engine).ask(question, 0, (1, 2))
-    assert text.tokens == (3, 4, 9)
+    with answering(answers) as (url, bodies), Endpoint(url) as engine:
+        (text,) = Texts(engine).ask(plain(64, 16), 0, (1, 2))
+        assert (text.tokens, text.finish_reason) == ((3, 4, 5), "stop")
+        assert text.usage == {"prompt_tokens": 2, "completion_tokens": 3}
+        assert bodies[-1]["return_tokens"]
+        (text,) = engine.complete((1, 2), SamplingParams(), logprobs=1)
+        assert (text.tokens, text.logprobs) == ((4, 5), (-0.5, -0.7))
+
+
+def test_a_listing_has_as_many_tokens_as_were_asked_for() -> None:
+    """If it has fewer, and the drawn token besides, it depends on what is drawn."""
+
+    def five(bodies: list[dict[str, Any]]) -> dict[str, Any]:
+        tops = {f"token_id:{token}": -1.0 - token for token in (0, 1, 2, 3, 4, 9)}
+        return choice(logprobs={"top_logprobs": [tops]}, token_ids=[1])
+
+    def two(_: list[dict[str, Any]]) -> dict[str, Any]:
+        return choice(logprobs={"top_logprobs": [{"token_id:1": -0.1}]}, token_ids=[1])
+
+    with answering({**TOKENIZED, "/v1/completions": five}) as (url, _), Endpoint(url) as engine:
+        assert EndpointReference(engine).listed == 5
+    with (
+        answering({**TOKENIZED, "/v1/completions": two}) as (url, _),
+        Endpoint(url) as engine,
+        pytest.raises(EndpointError, match="gives no log-probabilities of likeliest tokens"),
+    ):
+        EndpointReference(engine)
+
+
+def test_tokens_that_end_texts_are_held_back_by_min_tokens_as_stop_tokens_are() -> None:
+    text = Text((1,), (4, 4, 7), "", "stop", {})
+    cut = replace(text, tokens=(4, 9), finish_reason="length")
+    (question,) = parameters([text, cut], 64, 16, None, ["min_tokens"])
+    assert {4, 7} <= set(question.params.stop_token_ids)
+    assert question.ignored is not None
+    assert question.params.stop_token_ids == question.ignored.stop_token_ids
+
+
+def test_prompts_that_end_at_once_are_passed_over() -> None:
+    def asked_of(ending: list[Tokens]) -> dict[str, Answer]:
+        def ask(question: Question, number: int, prompt: Tokens) -> list[Text]:
+            rng = np.random.default_rng(number)
+            drawn = tuple(rng.integers(0, 26, question.params.max_tokens).tolist())
+            return [Text(prompt, () if prompt in ending else drawn, "", None, {})]
+
+        plan = Plan(tokens=64, parameter_tokens=32, length=8, concurrency=2, only=("top_k",))
+        reference = ModelReference(letters()[0], "letters")
+        answers = Certification(ask, reference, PROMPTS[:3], plan).answers()
+        return {answer.question.name: answer for answer in answers}
+
+    assert asked_of(PROMPTS[:2])["sampling"].came
+    with pytest.raises(EndpointError, match="no text of 6 has two tokens or more"):
+        asked_of(PROMPTS[:3])
 
 
 def test_a_question_ends_where_its_answer_is_certain() -> None:

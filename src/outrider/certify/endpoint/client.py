@@ -25,9 +25,8 @@ _ADDRESS = "the address of a running server, such as http://localhost:8000/v1"
 _WAYS_OF_IDS: tuple[dict[str, Any], ...] = (
     {"return_token_ids": True},
     {"logprobs": 1, "return_tokens_as_token_ids": True},
-    {"logprobs": 1},
 )
-"""What makes servers name the ids of tokens: vLLM and Outrider, vLLM before that, llama.cpp."""
+"""What makes servers name the ids of tokens: vLLM and Outrider, and vLLM before that."""
 
 _NEUTRAL: dict[str, Any] = {
     "top_k": -1,
@@ -38,14 +37,6 @@ _NEUTRAL: dict[str, Any] = {
 }
 """Servers have other defaults for what OpenAI's API does not name; those that refuse a name do not
 have it. llama.cpp has names of its own, and penalises the last 64 tokens alone unless asked."""
-
-_ENDS = (
-    *("</s>", "<eos>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
-    *("<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
-    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<turn|>", "<|tool_response>"),
-    *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-)
-"""What llama.cpp ends texts at, if a model has it as one token; see its `special_eog_ids`."""
 
 _FIELDS = (
     *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -83,8 +74,8 @@ class Endpoint:
 
     Attributes:
         extra: fields that every request carries.
-        ends: the tokens that end texts, where the server leaves them out of answers, as llama.cpp
-            does.
+        own: the address of llama.cpp's own route, which names all ids, as that of OpenAI's API does
+            not: those of a letter in several tokens are missing there. None for other servers.
         version: of the server, as it says it; None if it does not.
     """
 
@@ -93,7 +84,7 @@ class Endpoint:
     key: str | None = None
     timeout_s: float = 120.0
     extra: dict[str, Any] = field(default_factory=dict)
-    ends: Tokens = ()
+    own: str | None = None
     version: str | None = None
 
     def __post_init__(self) -> None:
@@ -126,16 +117,19 @@ class Endpoint:
                 f"{self.url} serves {', '.join(served)}; expected {self.model!r} among them"
             )
         self._completes()
-        self.extra = self._accepted(_NEUTRAL)
-        for way in _WAYS_OF_IDS:
-            try:
-                answer = self.post("/completions", self._body([1], 2, way))
-            except EndpointError:
-                continue
-            if ids_of(answer["choices"][0]):
-                self.extra |= way
-                self.ends, self.version = self._left_out(), self._named()
+        self.extra, self.version = self._accepted(_NEUTRAL), self._named()
+        self.own = self.url.removesuffix("/v1") + "/completion"
+        with suppress(EndpointError, KeyError, TypeError):
+            if self._by_own(self._body([1], 2, {}))["choices"][0]["token_ids"]:
+                self.extra |= {"logprobs": 1}  # which names ids by the other route, too
                 return self
+        self.own = None
+        for way in _WAYS_OF_IDS:
+            with suppress(EndpointError):
+                answer = self.post("/completions", self._body([1], 2, way))
+                if ids_of(answer["choices"][0]):
+                    self.extra |= way
+                    return self
         raise EndpointError(
             f"{self.url} names no token ids under /completions; expected return_token_ids or "
             "log-probabilities with ids, as vLLM, llama.cpp and Outrider have them"
@@ -169,7 +163,7 @@ class Endpoint:
         Args:
             prompt: ids.
             params: of the request; stop strings, biases and the like as OpenAI's API has them.
-            fields: further fields of the body.
+            fields: further fields of the body, of OpenAI's API.
 
         Raises:
             EndpointError: the server refuses it, or says too little.
@@ -178,7 +172,8 @@ class Endpoint:
         if "repeat_penalty" in self.extra:
             asked["repeat_penalty"] = params.repetition_penalty
         body = self._body(list(prompt), params.max_tokens, asked | fields)
-        answer = self.post("/completions", body)
+        by_own = self.own is not None and not fields and params.n == 1
+        answer = self._by_own(body) if by_own else self.post("/completions", body)
         texts = []
         for choice in sorted(answer["choices"], key=lambda each: int(each.get("index", 0))):
             ids = ids_of(choice)
@@ -233,17 +228,18 @@ class Endpoint:
             **fields,
         }
 
-    def _left_out(self) -> Tokens:
-        """Return the tokens that end texts and are left out of them, by llama.cpp's own routes."""
-        base = self.url.removesuffix("/v1")
-        try:
-            named = self._send("GET", f"{base}/props", None)["eos_token"]
-            ends = dict.fromkeys((named, *_ENDS))
-            bodies = ({"content": end, "add_special": False, "parse_special": True} for end in ends)
-            found = [self._send("POST", f"{base}/tokenize", body)["tokens"] for body in bodies]
-            return tuple(dict.fromkeys(int(each[0]) for each in found if len(each) == 1))
-        except (EndpointError, KeyError, TypeError, ValueError):
-            return ()
+    def _by_own(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask by llama.cpp's own route; return an answer as OpenAI's API has it, with all ids."""
+        assert self.own is not None
+        found = self._send("POST", self.own, {**body, "return_tokens": True})
+        choice = {
+            "text": found["content"],
+            "token_ids": found["tokens"],
+            "finish_reason": "length" if found["stop_type"] == "limit" else "stop",
+        }
+        counts = {"prompt_tokens": "tokens_evaluated", "completion_tokens": "tokens_predicted"}
+        usage = {name: found[own] for name, own in counts.items()}
+        return {"choices": [choice], "usage": usage}
 
     def _named(self) -> str | None:
         """Return what vLLM, llama.cpp or SGLang calls its version."""

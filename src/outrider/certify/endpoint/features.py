@@ -44,15 +44,12 @@ class Place:
         listing: of the target.
         prompt, output: the tokens before it.
         draft: the draft model's distribution, if there is one.
-        ends: tokens that end texts and are left out of answers: which of them came is not known, so
-            that they are one cell with those that are not listed.
     """
 
     listing: Cells
     prompt: Tokens
     output: Tokens
     draft: Cells | None = None
-    ends: Tokens = ()
 
 
 def cells_of(place: Place, params: SamplingParams) -> Cells | None:
@@ -70,7 +67,7 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
     if not len(listing.ids):
         return None
     rest, narrowed = float(listing.probs[-1]), _narrowed(params)
-    whole = rest < 1e-6
+    whole = rest < 1e-6 and listing.most == 1
     touched, raised = _touched(place, params)
     if not whole:
         missing = touched - set(listing.ids.tolist())
@@ -84,21 +81,21 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
     size = 1 + max(int(listing.ids.max()), *touched, *place.prompt, *place.output)
     # To filters the others are as few tokens as may be, each as likely as one may be.
     most = min(listing.most, float(listing.probs[:-1].min())) if narrowed else 1.0
-    full = min(int(rest / most), _MOST_OTHERS)
+    full = min(int(rest / most), _MOST_OTHERS) if most else 0
     others = np.append(np.full(full, most), rest - full * most)
     row = np.append(np.zeros(size), np.zeros(1) if whole else others)
     row[listing.ids] = listing.probs[:-1]
     row *= np.exp(listing.log_sum or 0.0)
-    probs = filtered(processed(row, place.prompt, place.output, params), params)
+    row = processed(row, place.prompt, place.output, params)
+    probs = filtered(row, params)
     rest = probs[size:].sum()
     if narrowed and rest > 0:
         return None
-    if params.top_k and np.count_nonzero(probs) > params.top_k:
-        return None  # of tokens that are as likely as the last one engines keep all, or some
-    ends = np.isin(listing.ids, place.ends)
-    rest += probs[listing.ids[ends]].sum()
-    ids = listing.ids[~ends]
-    ids = ids[np.argsort(-probs[ids], kind="stable")]
+    # Of tokens that are as likely as the last one engines keep all, or some.
+    tied = (row[probs == 0] == row[probs > 0].min()).any() if params.top_p < 1 else False
+    if tied or (params.top_k and np.count_nonzero(probs) > params.top_k):
+        return None
+    ids = listing.ids[np.argsort(-probs[listing.ids], kind="stable")]
     return Cells(ids, np.append(probs[ids], rest))
 
 

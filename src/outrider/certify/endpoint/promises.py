@@ -85,7 +85,7 @@ def greedy(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) 
             if own < likeliest[0]:
                 missed.append(math.log(likeliest[0] / own))
     if not missed:
-        return "honoured", f"{len(gaps)} tokens, all the likeliest"
+        return "honoured" if gaps else "undecided", f"{len(gaps)} tokens, all the likeliest"
     rank = sum(gap <= max(missed) for gap in gaps)
     said = f"{len(missed)} of {len(gaps)} tokens are not the likeliest"
     where = f"{said}; the largest gap, {max(missed):.3g}, has rank {rank} among all gaps"
@@ -120,7 +120,7 @@ def stop_token_ids(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) 
     """Whether texts end at stop tokens, wherever these come in a round."""
     (whole,) = endpoint.complete(prompts[0], SamplingParams(temperature=0, max_tokens=48))
     tried = 0
-    for end in list(dict.fromkeys(whole.tokens))[1:9]:
+    for end in list(dict.fromkeys(whole.tokens[:-1]))[1:9]:
         asked = SamplingParams(temperature=0, max_tokens=48, stop_token_ids=(end,))
         (text,) = endpoint.complete(prompts[0], asked)
         before = whole.tokens[: whole.tokens.index(end)]
@@ -143,11 +143,13 @@ def _same_begin(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 def max_tokens(endpoint: Endpoint, _: Reference, prompts: Sequence[Tokens]) -> Found:
     """Whether texts have no more tokens than were asked for."""
+    came = 0
     for most in (1, 2, 3, 6, 11):
         (text,) = endpoint.complete(prompts[0], SamplingParams(max_tokens=most))
+        came += len(text.tokens)
         if len(text.tokens) > most or (len(text.tokens) < most and text.finish_reason == "length"):
             return "wrong", f"{len(text.tokens)} tokens where {most} were asked for"
-    return "honoured", "1 to 11 tokens"
+    return "honoured" if came else "undecided", f"{came} tokens came of 1 to 11"
 
 
 def choices(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) -> Found:
@@ -171,8 +173,8 @@ def seed(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]) ->
         if one.tokens[:1] != same.tokens[:1]:
             return "ignored", "a seed gave two texts"
         if one.tokens != same.tokens:
-            pairs = zip(one.tokens, same.tokens, strict=False)
-            equal = [first == second for first, second in pairs].index(False)
+            both = list(zip(one.tokens, same.tokens, strict=False))
+            equal = next((n for n, (a, b) in enumerate(both) if a != b), len(both))
             return "undecided", f"a seed gave two texts after {equal} equal tokens; of rounding?"
     return "honoured", "repeated"
 
@@ -210,10 +212,9 @@ def logprobs(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]
     if text.logprobs is None:
         return "ignored", "none came"
     given = [value for value in text.logprobs if value is not None]
-    if len(given) < len(text.tokens):
-        return "wrong", f"{len(given)} values for {len(text.tokens)} tokens"
-    if given and not any(given):
-        return "wrong", f"0.0 for each of {len(given)} tokens"
+    counted = text.usage.get("completion_tokens", 0) - (text.finish_reason == "stop")
+    if len(given) != len(text.tokens) or len(given) < counted:
+        return "wrong", f"{len(given)} values for {max(counted, len(text.tokens))} tokens"
     apart, again = 0.0, 0.0
     scored = (each(text.prompt, text.tokens) for each in (reference.score, reference.again))
     for value, token, *listings in zip(given, text.tokens, *scored, strict=True):
@@ -221,7 +222,11 @@ def logprobs(endpoint: Endpoint, reference: Reference, prompts: Sequence[Tokens]
         if all(known):
             one, two = map(math.log, known)
             apart, again = max(apart, abs(value - one)), max(again, abs(two - one))
+    if apart > _DIGITS and not any(given):
+        return "wrong", f"0.0 for each of {len(given)} tokens"
     said = f"off by {apart:.2g} at most, the reference by {again:.2g} from itself"
+    if not given:
+        return "undecided", "the text is empty"
     if apart <= max(_DIGITS, _NEAR * again):
         return "honoured", said
     # Another runtime, or another precision, rounds otherwise.

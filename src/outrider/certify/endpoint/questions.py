@@ -113,6 +113,9 @@ def parameters(
         warm = replace(warm, top_k=listed - 1)
     counts = Counter(token for text in texts for token in text.tokens)
     often = [token for token, _ in counts.most_common(4)] or [0]
+    # Tokens that end texts anyway are held back as well.
+    ends = {text.tokens[-1] for text in texts if text.finish_reason == "stop" and text.tokens}
+    stops = tuple(dict.fromkeys((*often, *sorted(ends))))
     asked = {
         "temperature": warm,
         "top_p": replace(plainly, top_p=0.7),
@@ -123,13 +126,13 @@ def parameters(
         "repetition_penalty": replace(bare, repetition_penalty=1.3),
         "logit_bias": replace(bare, logit_bias=dict.fromkeys(often, -4.0)),
         "bad_words": replace(bare, bad_words=tuple((token,) for token in often)),
-        "min_tokens": replace(bare, stop_token_ids=tuple(often), min_tokens=length // 2),
+        "min_tokens": replace(bare, stop_token_ids=stops, min_tokens=length // 2),
     }
     chosen = [name for name in asked if not names or name in names]
     weight = (1 - 1.5 * _SHARE) / max(1, len(chosen))
     without = dict.fromkeys(("top_p", "top_k", "min_p"), plainly)
     without["temperature"] = replace(warm, temperature=1.0)
-    without["min_tokens"] = replace(bare, stop_token_ids=tuple(often))
+    without["min_tokens"] = replace(bare, stop_token_ids=stops)
     return [
         Question(name, asked[name], tokens, weight, without.get(name, bare), name in _COUNTED)
         for name in chosen

@@ -113,7 +113,7 @@ class EndpointReference(Reference):
         self.listed, self._prefills = most, True
         for self.listed in (most, 10, 5):
             with suppress(RefusedError):
-                if len(self._after((1, 1)).ids):
+                if self._after((1, 1)).most < 1:  # as many as were asked for
                     break
         else:
             raise EndpointError(
@@ -135,7 +135,7 @@ class EndpointReference(Reference):
         if given is None:
             raise RefusedError(f"{self.name} gives no log-probabilities of prompts")
         return [
-            self._listing({int(token): float(each["logprob"]) for token, each in row.items()})
+            self._listing({int(token): each["logprob"] for token, each in row.items()})
             for row in given[len(prompt) : len(prompt) + len(tokens)]
         ]
 
@@ -171,12 +171,14 @@ class EndpointReference(Reference):
             raise RefusedError(f"{self.name} gives no log-probabilities of likeliest tokens by id")
         return self._listing(ids)
 
-    def _listing(self, logprobs: Mapping[int, float]) -> Cells:
+    def _listing(self, given: Mapping[int, float | None]) -> Cells:
         """Return the likeliest tokens, which may not depend on what is drawn.
 
         Servers add the token that was drawn. Of several that are as likely as the last one that is
-        listed, some are left out, but for a drawn one; all are left out here.
+        listed, some are left out, but for a drawn one; all are left out here. JSON has no number
+        for an impossible token.
         """
+        logprobs = {token: value for token, value in given.items() if value is not None}
         order = sorted(logprobs, key=lambda token: (-logprobs[token], token))
         most = 1.0
         if self.listed is not None and len(order) >= self.listed:

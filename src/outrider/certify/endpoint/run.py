@@ -169,7 +169,6 @@ class Certification:
         plan: how much is asked.
         report: of progress.
         draft: the server's draft model, if it is known.
-        ends: tokens that end texts and are left out of answers.
 
     Attributes:
         noise: what rounding does to the mean of each feature, float64 [features], under the
@@ -182,7 +181,6 @@ class Certification:
     plan: Plan
     report: Report = lambda *_: None
     draft: Reference | None = None
-    ends: Tokens = ()
     noise: Row = field(default_factory=lambda: np.zeros(len(FEATURES)))
     _rounding: dict[str, list[Row]] = field(default_factory=dict)
 
@@ -253,16 +251,19 @@ class Certification:
 
     def _waves(self, answer: Answer, prompts: Iterable[Tokens]) -> Iterator[list[Text]]:
         """Send requests, some at once, an even number of them, without end."""
-        numbered, question = zip(count(), prompts, strict=False), answer.question
+        numbered, question, without = zip(count(), prompts, strict=False), answer.question, 0
         with ThreadPoolExecutor(self.plan.concurrency) as pool:
             while True:
                 left = ceil((question.tokens - answer.came) / question.params.max_tokens)
                 wave = islice(numbered, min(self.plan.concurrency, max(2, left + left % 2)))
                 asked = [pool.submit(self.ask, question, *each) for each in wave]
                 texts = [text for each in asked for text in each.result()]
-                if not any(len(text.tokens) > 1 for text in texts):
+                without += len(texts)
+                if any(len(text.tokens) > 1 for text in texts):
+                    without = 0
+                elif without >= 2 * len(self.prompts):
                     raise EndpointError(
-                        f"no text of {len(texts)} has two tokens or more, under {question.name}; "
+                        f"no text of {without} has two tokens or more, under {question.name}; "
                         "take other prompts, or a larger --length"
                     )
                 yield texts
@@ -274,7 +275,7 @@ class Certification:
         listings = self.reference.score(text.prompt, text.tokens)
         drafts = self.draft.score(text.prompt, text.tokens) if self.draft else None
         return [
-            Place(each, text.prompt, text.tokens[:n], drafts[n] if drafts else None, self.ends)
+            Place(each, text.prompt, text.tokens[:n], drafts[n] if drafts else None)
             for n, each in enumerate(listings)
         ]
 

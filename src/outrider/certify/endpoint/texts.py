@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -11,9 +11,6 @@ from typing import Any
 from ...errors import InvalidConfigError
 from .client import Endpoint
 from .records import Question, Text, Tokens
-
-_HELD_BACK = 4
-"""Tokens that a letter has at most."""
 
 
 @dataclass
@@ -61,20 +58,7 @@ class Texts:
             self._known[key] = texts
 
     def ask(self, question: Question, number: int, prompt: Tokens) -> list[Text]:
-        """Return the texts of a request, as far as may be looked at; see `Endpoint.complete`.
-
-        Where a server leaves out the token that ends a text, it is put back: which tokens are seen
-        may not depend on what they are. For the same reason the last few places are left out there:
-        llama.cpp holds back a letter that is not whole.
-        """
-        texts, ends = self._answered(question, number, prompt), self.endpoint.ends
-        if not ends:
-            return texts
-        most = question.params.max_tokens - _HELD_BACK
-        ended = [(*t.tokens, ends[0]) if t.finish_reason == "stop" else t.tokens for t in texts]
-        return [replace(t, tokens=each[:most]) for t, each in zip(texts, ended, strict=True)]
-
-    def _answered(self, question: Question, number: int, prompt: Tokens) -> list[Text]:
+        """Return the texts of a request; see `Endpoint.complete`."""
         params = repr(question.params)
         known = self._known.get((question.name, params, number, prompt))
         if known is not None:
