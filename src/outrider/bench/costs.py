@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from .. import SamplingParams, SpeculativeDecoder
 from ..drafters.base import DraftContext, Drafter
 from ..drafters.lookup import Candidate, LookupDrafter
-from ..policies import Policy
+from ..policies.fixed import FixedDepth, Shape
 from ..runtimes.base import Runtime
-from ..types.records import DraftPlan, Prefix, RoundRecord, SequenceState
+from ..types.records import DraftPlan, Prefix, RoundRecord
 
 _LEAST = 4
 """Depths from 0 to this are timed in every cycle."""
@@ -94,8 +93,7 @@ class Timing:
     ) -> None:
         self._cycles: list[list[RoundRecord]] = []
         self._params, self._depths, self._drafts = params, tuple(depths), drafter is not None
-        self._policy = _Given()
-        self._decoder = SpeculativeDecoder(target, drafter or _Guesses(), policy=self._policy)
+        self._decoder = SpeculativeDecoder(target, drafter or _Guesses())
         self._prompt = prompt
         self._states = [self._decoder.start(prompt, params)[0] for _ in range(rows)]
         self._decoder.prefill(self._states[0], len(prompt))  # the others find it computed
@@ -115,7 +113,7 @@ class Timing:
         batch, last = self._decoder.pack(self._states), list[RoundRecord]()
         self._cycles.append(last)
         for depth in self._depths:
-            self._policy.depth = depth
+            self._decoder.policy = FixedDepth(Shape(depth))
             for _ in range(each):
                 result = self._decoder.step(batch)
                 batch = result.batch
@@ -151,16 +149,6 @@ def cycle(timings: Sequence[Timing], enough: Callable[[], bool] = lambda: False)
     for place, _ in enumerate(zip_longest(*(timing.cycle() for timing in timings))):
         if enough() and place >= _LEAST:
             return
-
-
-class _Given(Policy):
-    """Drafts to the depth that was set last."""
-
-    depth = 0
-
-    def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
-        """Plan the same depth for all rows."""
-        return DraftPlan(np.full(len(states), self.depth))
 
 
 class _Guesses(LookupDrafter):
