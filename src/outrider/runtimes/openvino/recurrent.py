@@ -87,11 +87,8 @@ class Recurrences:
     ) -> Tensor:
         """Convolve inputs [1, C, T]."""
         width, kernel = map(int, weight.shape)
-        given = (
-            (hidden_states.transpose(1, 2), (-1, width)),
-            (weight, (width, 1, kernel)),
-            (weight.new_zeros(width) if bias is None else bias, (width,)),
-        )
+        bias = weight.new_zeros(width) if bias is None else bias
+        given = hidden_states.transpose(1, 2), weight[:, None], bias
         made = self._placeholder("PagedCausalConv1D", given, (width, kernel), 1, (width,))
         made = made.transpose(1, 2)
         return made if activation is None else ACT2FN[activation](made)
@@ -110,10 +107,8 @@ class Recurrences:
         """Compute the gated delta rule of queries and keys [1, T, H, K], values [1, T, H', V]."""
         if use_qk_l2norm_in_kernel:
             query, key = normed(query), normed(key)
-        keys, values = tuple(query.shape[2:]), tuple(value.shape[2:])
-        gates = ((each, (-1, values[0])) for each in (g, beta))
-        given = ((query, (-1, *keys)), (key, (-1, *keys)), (value, (-1, *values)), *gates)
-        state = (*values, keys[1])
+        values = value.shape[2:]
+        state, given = (*values, key.shape[3]), (query, key, value, g, beta)
         return self._placeholder("PagedGatedDeltaNet", given, state, 3, values), None
 
     def _scan(
@@ -133,28 +128,23 @@ class Recurrences:
         """Compute Mamba 2's scan of inputs [1, T, H, P], keys and queries [1, T, G, N]."""
         size = dt if dt_bias is None else dt + dt_bias
         size = (softplus(size) if dt_softplus else size).clamp(*dt_limit)
-        values, keys = tuple(hidden_states.shape[2:]), tuple(B.shape[2:])
-        given = (
-            (A, (values[0],)),
-            (size, (-1, values[0])),
-            (B, (-1, *keys)),
-            (hidden_states, (-1, *values)),
-            (C, (-1, *keys)),
-        )
-        made = self._placeholder("PagedSelectiveSSM", given, (*values, keys[1]), 5, values)
+        values = hidden_states.shape[2:]
+        state, given = (*values, B.shape[3]), (A, size, B, hidden_states, C)
+        made = self._placeholder("PagedSelectiveSSM", given, state, 5, values)
         made = made if D is None else made + D[:, None] * hidden_states
         return (made, None) if return_final_states else made
 
     def _placeholder(
         self,
         kind: str,
-        given: Sequence[tuple[Tensor, Sequence[int]]],
+        given: Sequence[Tensor],
         table: Sequence[int],
         place: int,
         made: Sequence[int],
     ) -> Tensor:
-        """Return a placeholder of shape [1, T, *made] for an operator."""
-        shapes = tuple(tuple(map(int, shape)) for _, shape in given)
+        """Return a placeholder [1, T, *made] for an operator of tokens [1, T, ...] and weights."""
+        known = [tuple(map(int, each.shape)) for each in given]
+        shapes = tuple((-1, *each[2:]) if each[0] == 1 < len(each) else each for each in known)
         shape = tuple(map(int, made))
         name, state = f"recurrence.{len(self.sites)}", tuple(map(int, table))
         self.sites.append(Recurrence(name, kind, shapes, state, place, shape))
@@ -164,7 +154,7 @@ class Recurrences:
             count = flat[tokens].shape[0] // int(np.prod(shapes[tokens][1:]))
             return flat[tokens].new_zeros(1, count, *shape)
 
-        return placeholder(name, 0, shape, zeros, [each.flatten() for each, _ in given])
+        return placeholder(name, 0, shape, zeros, [each.flatten() for each in given])
 
 
 def operator(
