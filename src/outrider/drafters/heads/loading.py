@@ -15,7 +15,7 @@ from ...runtimes.transformers.model import TransformersModel
 from .checkpoint import HeadConfig, folder_of, read_config, read_tensors
 from .drafter import BlockDrafter, EagleDrafter, HeadDrafter
 from .model import BlockModel, EagleModel
-from .mtp import MtpNet, layout_of, mtp_config
+from .mtp import MtpNet, by_expert, joined, layout_of, mtp_config
 from .nets import HeadNet
 
 _PASSED = ("d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
@@ -76,11 +76,12 @@ def load_mtp(
     named = layout.tensors(read_tensors(folder, (layout.begins.format(count),)), count)
     with torch.device("meta"):
         net = MtpNet(mtp_config(model), model, layout)
-    given = _tensors(named, model)
-    if wrong := "; ".join(_differences(net.state_dict(), given)):
+    given, wanted = _tensors(named, model), net.state_dict()
+    if wrong := "; ".join(_differences(by_expert(wanted, given), given)):
         raise ModelError(f"the layer for multi-token prediction in {folder} does not fit: {wrong}")
     last = model.get_decoder().layers[-1].state_dict()
     kept = {f"block.{name}" for name, each in last.items() if each.dtype == torch.float32}
+    given = joined(wanted, given)
     return _drafter(net, given, target, max_sequences, kv_cache_memory, kept)
 
 

@@ -12,7 +12,6 @@ DeepSeek-V3 and GLM-4.5, and of MiMo.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -28,9 +27,8 @@ from ...runtimes.transformers import attention
 from ...runtimes.transformers.twin import sharing
 from .checkpoint import HeadConfig
 
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-_LIKE = {"gate_proj": "gate_proj", "up_proj": "gate_proj", "down_proj": "down_proj"}
-"""An expert's weights, and what the first expert has of the same shape."""
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Tensors of all experts, and what checkpoints write of each expert in their place."""
 _FURTHER = re.compile(r"layers\.[1-9]")
 
 
@@ -75,7 +73,7 @@ class Layout:
                 "the target's checkpoint has no layer for multi-token prediction; expected tensors "
                 f"named {begins}*"
             )
-        return _joined(named)
+        return named
 
 
 LAYOUTS = (
@@ -161,40 +159,34 @@ def layout_of(model: Any) -> Layout:
     )
 
 
-def _joined(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Join the weights of experts, which checkpoints write one by one.
+def by_expert(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return views of a network's tensors by the names that a checkpoint has.
 
-    Raises:
-        ModelError: some expert's is missing, or has another shape than the others'.
+    Weights of experts are one tensor there, and one each in most checkpoints.
+
+    Args:
+        wanted: the network's.
+        found: the checkpoint's.
     """
-    experts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     made = {}
-    for name, tensor in found.items():
-        if (match := _EXPERT.fullmatch(name)) is None:
+    for name, tensor in wanted.items():
+        begins, _, kind = name.rpartition(".")
+        if name in found or kind not in _PARTS:
             made[name] = tensor
-        else:
-            experts[match[1]][f"{match[2]}.{match[3]}"] = tensor
-    for name, each in experts.items():
-        count = 1 + max(int(key.split(".")[0]) for key in each)
-        gates, ups, downs = (
-            [_like(each, f"{place}.{kind}", f"0.{first}", name) for place in range(count)]
-            for kind, first in _LIKE.items()
-        )
-        made[f"{name}.gate_up_proj"] = torch.cat([torch.stack(gates), torch.stack(ups)], 1)
-        made[f"{name}.down_proj"] = torch.stack(downs)
+            continue
+        for place, expert in enumerate(tensor):
+            views = zip(_PARTS[kind], expert.chunk(len(_PARTS[kind])), strict=True)
+            made |= {f"{begins}.{place}.{part}.weight": each for part, each in views}
     return made
 
 
-def _like(given: Mapping[str, Tensor], key: str, first: str, name: str) -> Tensor:
-    """Return an expert's weight; raise ModelError if it is not there, or not shaped as another."""
-    shapes = [list(given[each].shape) if each in given else "missing" for each in (key, first)]
-    if shapes[0] != shapes[1] or key not in given:
-        raise ModelError(
-            f"the layer for multi-token prediction is not whole: {name}.{key}.weight is "
-            f"{shapes[0]}, and {name}.{first}.weight {shapes[1]}; expected both, of one shape; "
-            "fetch the checkpoint again"
-        )
-    return given[key]
+def joined(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors with those of experts joined; see `by_expert`."""
+    made = dict(found)
+    for name in wanted.keys() - found.keys():
+        parts = [made.pop(part) for part in by_expert({name: wanted[name]}, found)]
+        made[name] = torch.cat(parts).view(wanted[name].shape)
+    return made
 
 
 class MtpNet(Module):
