@@ -206,21 +206,8 @@ class HybridCache(BlockCache, States):
     def get_conv_state(self, *_: object, **__: object) -> None:
         """Return None: layers take their path for any number of tokens."""
 
-    def get_recurrent_state(self, *_: object, **__: object) -> None:
-        """Return None; see `get_conv_state`."""
-
-    def update_recurrent_state(self, states: Tensor, *_: object, **__: object) -> Tensor:
-        """Return the states; they are kept where they are computed."""
-        return states
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """Return that inputs are kept."""
-        del layer_idx
-        return True
-
-    def has_previous_state(self, *_: object, **__: object) -> bool:
-        """Return False; see `get_conv_state`."""
-        return False
+    # States are kept where they are computed.
+    get_recurrent_state = update_recurrent_state = has_previous_state = get_conv_state
 
     # What the recurrent functions ask.
 
