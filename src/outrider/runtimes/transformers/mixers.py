@@ -19,7 +19,7 @@ from torch.nn import Module
 from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
-from .recurrences import Records, linear, linear_folded, selective, selective_folded
+from .recurrences import linear, linear_folded, selective, selective_folded
 from .states import HybridCache, LayerStates
 
 Function = Callable[..., Any]
@@ -198,9 +198,8 @@ def _mamba1(
         made = made + torch.einsum("bqn,bqdn->bdq", query, left * state[:, None])
         state = _kept(site, last.to(left.dtype) + left[:, -1] * state)
     else:
-        records = _records(site, size=size, value=value, key=key)
-        made, found = selective(state, records, site.cache.nodes, value, size, decay, key, query)
-        site.cache.keep(site.layer.records, found)
+        record = partial(site.cache.recorded, site.layer.records)
+        made = selective(state, record, site.cache.nodes, value, size, decay, key, query)
         made = made.transpose(1, 2)
     made = made if D is None else made + hidden_states * D[None, :, None]
     made = (made if z is None else made * silu(z)).to(hidden_states.dtype)
@@ -221,14 +220,8 @@ def _linear(
     site.layer.folded = linear_folded
     query, key, value, step = (each.to(state.dtype) for each in (query, key, value, step))
     beta = beta if beta is None else beta.to(state.dtype)
-    records = _records(site, step=step, decay=step, left=key, right=value)
-    made, found = linear(state, records, site.cache.nodes, query, key, value, step, beta)
-    site.cache.keep(site.layer.records, found)
-    return made
-
-
-def _records(site: Site, **like: Tensor) -> Records:
-    return {name: site.cache.room(site.layer.records, name, each) for name, each in like.items()}
+    record = partial(site.cache.recorded, site.layer.records)
+    return linear(state, record, site.cache.nodes, query, key, value, step, beta)
 
 
 def _kept(site: Site, last: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ Dao and Gu, arXiv 2405.21060. Mamba 1: Gu and Dao, arXiv 2312.00752.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +24,9 @@ from torch import Tensor
 
 Records = dict[str, Tensor]
 """What tokens since the state did to it, each [B, W, ...]."""
+
+Record = Callable[[str, Tensor], Tensor]
+"""Adds to the records of a name what new tokens did, [B, q, ...], and returns all, [B, W, ...]."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,6 @@ class Nodes:
         """Which columns have a token, bool [B, q]."""
         return self.seen.any(2)
 
-    def written(self, into: Tensor, new: Tensor) -> Tensor:
-        """Return records [B, W, ...] with those of new tokens, [B, q, ...], in their places."""
-        into = into.clone()
-        into[self.rows, self.steps] = new[self.rows, self.columns].to(into.dtype)
-        return into
-
     def taps(self, kernel: int) -> Tensor:
         """Return where the last inputs of each column stand, int64 [B, q, kernel].
 
@@ -72,19 +70,19 @@ class Nodes:
 
 def linear(
     state: Tensor,
-    records: Records,
+    record: Record,
     nodes: Nodes,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     step: Tensor,
     beta: Tensor | None = None,
-) -> tuple[Tensor, Records]:
+) -> Tensor:
     """Compute gated linear attention of new tokens, or with `beta` the gated delta rule.
 
     Args:
         state: S_0, [B, H, K, V].
-        records: "step" and "decay" [B, W, H, 1 or K], "left" [B, W, H, K], "right" [B, W, H, V].
+        record: of "step" and "decay" [.., H, 1 or K], "left" [.., H, K] and "right" [.., H, V].
         nodes: where the tokens stand.
         query, key: [B, q, H, K].
         value: [B, q, H, V].
@@ -92,14 +90,16 @@ def linear(
         beta: how much of what a key recalls is exchanged, [B, q, H].
 
     Returns:
-        Outputs [B, q, H, V], and the records of all tokens.
+        Outputs [B, q, H, V].
     """
-    # What earlier texts and refused drafts left may be NaN, and zero times NaN is NaN.
     unseen = ~nodes.seen.any(1)[..., None, None]
-    records = {name: each.masked_fill(unseen, 0) for name, each in records.items()}
-    steps = nodes.written(records["step"], step)
-    sums = torch.einsum("bqw,bwhk->bqhk", nodes.seen.to(step.dtype), steps)
-    decays, left = nodes.written(records["decay"], sums), nodes.written(records["left"], key)
+
+    def recorded(name: str, new: Tensor) -> Tensor:
+        """Record what new tokens did; what earlier texts and refused drafts left may be NaN."""
+        return record(name, new).masked_fill(unseen, 0)
+
+    sums = torch.einsum("bqw,bwhk->bqhk", nodes.seen.to(step.dtype), recorded("step", step))
+    decays, left = recorded("decay", sums), recorded("left", key)
     query, key, right, sums = (each.transpose(1, 2) for each in (query, key, value, sums))
     apart = sums[:, :, :, None] - decays.transpose(1, 2)[:, :, None]
     between = apart.masked_fill(~nodes.seen[:, None, ..., None], -torch.inf).exp()
@@ -111,22 +111,18 @@ def linear(
             return (of @ left.permute(0, 2, 3, 1)) * between[..., 0]
         return torch.einsum("bhqk,bwhk,bhqwk->bhqw", of, left, between)
 
-    rights = records["right"]
     if beta is not None:
         weight = beta.transpose(1, 2)[..., None]
         recalled = weight * scores(key)
         # What earlier tokens wrote is known; the new ones' follows from one another.
-        known = rights.clone()
-        known[nodes.rows, nodes.steps] = 0
-        right = weight * (right - (key * reached) @ state) - recalled @ known.transpose(1, 2)
+        known = recorded("right", torch.zeros_like(value)).transpose(1, 2)
+        right = weight * (right - (key * reached) @ state) - recalled @ known
         own = nodes.own[:, None, None].expand(-1, *recalled.shape[1:3], -1)
         system = recalled.gather(3, own).tril(-1).masked_fill(~nodes.real[:, None, None], 0)
         right = right.masked_fill(~nodes.real[:, None, :, None], 0)
         right = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    rights = nodes.written(rights, right.transpose(1, 2))
-    made = (query * reached) @ state + scores(query) @ rights.transpose(1, 2)
-    found = {"step": steps, "decay": decays, "left": left, "right": rights}
-    return made.transpose(1, 2), found
+    rights = recorded("right", right.transpose(1, 2)).transpose(1, 2)
+    return ((query * reached) @ state + scores(query) @ rights).transpose(1, 2)
 
 
 def linear_folded(state: Tensor, records: Records, counts: Tensor) -> Tensor:
@@ -142,14 +138,14 @@ def linear_folded(state: Tensor, records: Records, counts: Tensor) -> Tensor:
 
 def selective(
     state: Tensor,
-    records: Records,
+    record: Record,
     nodes: Nodes,
     value: Tensor,
     size: Tensor,
     decay: Tensor,
     key: Tensor,
     query: Tensor,
-) -> tuple[Tensor, Records]:
+) -> Tensor:
     """Compute Mamba 1's selective scan of new tokens, the state of each from its parent's.
 
     Decays are of each channel and each part of the state, so that no products of keys stand for
@@ -157,17 +153,17 @@ def selective(
 
     Args:
         state: [B, D, N].
-        records: "size" and "value" [B, W, D], "key" [B, W, N].
+        record: of "size" and "value" [.., D] and "key" [.., N].
         nodes: where the tokens stand.
         value, size: of the inputs and steps, [B, q, D].
         decay: log decays of a step of size 1, [D, N].
         key, query: [B, q, N].
 
     Returns:
-        Outputs [B, q, D], and the records of all tokens.
+        Outputs [B, q, D].
     """
     new = {"size": size, "value": value, "key": key}
-    found = {name: nodes.written(records[name], each) for name, each in new.items()}
+    records = {name: record(name, each) for name, each in new.items()}
     width = nodes.seen.shape[2]
     steps = torch.arange(width, device=state.device)
     before = nodes.seen & (steps < nodes.own[..., None])
@@ -179,9 +175,8 @@ def selective(
     states[:, 0] = state
     rows = torch.arange(len(state), device=state.device)
     for step in range(width):
-        states[:, step + 1] = _stepped(states[rows, parents[:, step] + 1], found, step, decay)
-    made = torch.einsum("bqdn,bqn->bqd", states[rows[:, None], nodes.own + 1], query)
-    return made, found
+        states[:, step + 1] = _stepped(states[rows, parents[:, step] + 1], records, step, decay)
+    return torch.einsum("bqdn,bqn->bqd", states[rows[:, None], nodes.own + 1], query)
 
 
 def selective_folded(state: Tensor, records: Records, counts: Tensor, decay: Tensor) -> Tensor:

@@ -198,10 +198,8 @@ class HybridCache(BlockCache, States):
             line = torch.cat([before, new], 1)
             context[self.rows] = line[:, line.shape[1] - context.shape[1] :]
             return line.transpose(1, 2)
-        known = self.room(layer.inputs, state_idx, new)
-        written = self.nodes.written(known, new)
-        self.keep(layer.inputs, {state_idx: written})
-        return torch.cat([before, written], 1).transpose(1, 2)
+        since = self.recorded(layer.inputs, state_idx, new)
+        return torch.cat([before, since], 1).transpose(1, 2)
 
     def get_conv_state(self, *_: object, **__: object) -> None:
         """Return None: layers take their path for any number of tokens."""
@@ -224,28 +222,27 @@ class HybridCache(BlockCache, States):
             layer.state = like.new_zeros(self._count, *shape)
         return layer.state[self.rows]
 
-    def room(self, kept: dict[Any, Tensor], key: Any, like: Tensor) -> Tensor:
-        """Return the rows' records [B, W, ...] of this forward's width, of zeros where new.
+    def recorded(self, kept: dict[Any, Tensor], key: Any, new: Tensor) -> Tensor:
+        """Record what new tokens did, [B, q, ...]; return the records of all since the states.
 
         Args:
             kept: the records.
             key: which of them.
-            like: those of new tokens, [B, q, ...].
+            new: those of new tokens.
+
+        Returns:
+            [B, W, ...]; where a row has no token stands what earlier ones left.
         """
-        assert self.nodes is not None
-        width = self.nodes.seen.shape[2]
-        held = kept.get(key)
+        nodes, held = self.nodes, kept.get(key)
+        assert nodes is not None
+        width = nodes.seen.shape[2]
         if held is None or held.shape[1] < width:
-            more = like.new_zeros(self._count, -(-width // 8) * 8, *like.shape[2:])
+            more = new.new_zeros(self._count, -(-width // 8) * 8, *new.shape[2:])
             if held is not None:
                 more[:, : held.shape[1]] = held
             kept[key] = held = more
+        held[self.rows[nodes.rows], nodes.steps] = new[nodes.rows, nodes.columns].to(held.dtype)
         return held[self.rows, :width]
-
-    def keep(self, kept: dict[Any, Tensor], found: dict[Any, Tensor]) -> None:
-        """Keep the records of the rows."""
-        for key, each in found.items():
-            kept[key][self.rows, : each.shape[1]] = each
 
     @torch.inference_mode()
     def _start(
