@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from ...errors import CacheFullError
 from ...runtimes.base import Capabilities, Cursor
@@ -56,7 +57,7 @@ class HeadModel(PagedModel):
         self._make_pool(max_sequences)
 
     def _make_pool(self, max_sequences: int) -> None:
-        inner, weight, layers = self.config.decoder, self.net.fc.weight, self.net.keyed()
+        inner, weight, layers = self.config.decoder, self.net.fc.weight, self._keyed()
         if self.config.eagle:  # of each token its state, too, which the next one needs
             layers += [(weight.new_empty(1, 1, 1, len(weight)), weight.new_empty(1, 1, 1, 1))]
         known = inner.vocab_size, weight.device, max_sequences, self._longest
@@ -64,6 +65,16 @@ class HeadModel(PagedModel):
         self._allot(capabilities, block_bytes(layers), self._memory, _CHUNK)
         self._cache: BlockCache = BlockCache(layers, self.pool.count)
         self._pending: dict[int, HiddenStates] = {}
+
+    @torch.inference_mode()
+    def _keyed(self) -> list[tuple[Tensor, Tensor]]:
+        """Return keys and values of one token in each layer, [1, heads, 1, D]: their shapes."""
+        cache, weight = DynamicCache(), self.net.fc.weight
+        token = torch.zeros(1, 1, dtype=torch.int64, device=weight.device)
+        before = weight.new_zeros(1, 1, len(weight))
+        masks = dict.fromkeys(self.config.windows, before[..., None, :1])
+        self.net(token, before if self.config.eagle else None, token, masks, cache)
+        return [(layer.keys, layer.values) for layer in cache.layers]
 
     def _forget(self) -> None:
         super()._forget()

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module
-from transformers import DynamicCache
 
 from ...errors import ModelError
 from ...runtimes.transformers import attention
@@ -213,15 +212,6 @@ class MtpNet(Module):
         self.embed_tokens = Embedding(inner.vocab_size, width)
         self.lm_head = Linear(width, inner.vocab_size, bias=False)
         self.rotary = sharing(base.rotary_emb)
-
-    def keyed(self) -> list[tuple[Tensor, Tensor]]:
-        """Return keys and values of one token; see `HeadNet.keyed`."""
-        cache = DynamicCache()
-        token = torch.zeros(1, 1, dtype=torch.int64, device=self.fc.weight.device)
-        before = self.fc.weight.new_zeros(1, 1, len(self.fc.weight))
-        with torch.inference_mode():
-            self(token, before, token, {"full_attention": before[..., None, :1]}, cache)
-        return [(layer.keys, layer.values) for layer in cache.layers]
 
     def fused(self, states: Tensor) -> Tensor:
         """Return the states [n, H] of the target's last layer, [n, 1, H]."""

@@ -76,12 +76,6 @@ class HeadNet(Module):
             size = width + rank * config.flag("confidence_head_with_markov", True)
             self.confidence_head = ModuleDict({"proj": Linear(size, 1)})
 
-    def keyed(self) -> list[tuple[Tensor, Tensor]]:
-        """Return keys and values of one token in each layer, [1, heads, 1, D]: their shapes."""
-        groups, width = self.config.decoder.num_key_value_heads, self.layers[0].self_attn.head_dim
-        keys = self.fc.weight.new_empty(1, groups, 1, width)
-        return [(keys, keys)] * len(self.layers)
-
     def fused(self, states: Tensor) -> Tensor:
         """Fuse states [n, L, D] of the target's layers into [n, H]."""
         pairs = zip(self.fc_norm, states.unbind(1), strict=True)
