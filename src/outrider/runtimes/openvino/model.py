@@ -195,7 +195,7 @@ class OpenVinoModel(TransformersModel):
 
     def first_layers(self, layers: int) -> PagedRun:
         """Make the first layers and the head a graph of their own, over the same blocks."""
-        keyed = sum(place is not None for place in self._architecture.places[:layers])
+        keyed = sum(map(bool, self._architecture.layers[:layers]))
         graph = converted(truncated(twin(self.hf_model), layers), self._weights, keyed)
         return self._calls.beside(PagedGraph(graph, self._graph.precision, self._kv_dtype))
 
@@ -218,7 +218,7 @@ class OpenVinoModel(TransformersModel):
         place = self._folder / key_of(run, self._weights, self._fingerprint)
         known = kept.find(place)
         graph = ov.Core().read_model(place / GRAPH) if known else None
-        graph = graph or converted(run, self._weights, len(architecture.layers))
+        graph = graph or converted(run, self._weights, sum(map(bool, architecture.layers)))
         _check_windows(self.hf_model, graph, architecture)
         # Beside rounded weights bfloat16 rounds more, and takes as long; and it rounds states.
         narrow = self.hf_model.dtype == torch.bfloat16 and not (self._weights or recurrent)

@@ -94,7 +94,7 @@ class Grid:
         return made.get(None, made)
 
 
-def block_bytes(layers: Sequence[tuple[Tensor, Tensor]]) -> int:
+def block_bytes(layers: Sequence[Sequence[Tensor]]) -> int:
     """Return the bytes of one block in all layers; see `BlockCache`."""
     return SIZE * sum(part.nbytes for layer in layers for part in layer)
 
@@ -106,17 +106,17 @@ class BlockCache(Cache):
     the blocks and read them.
 
     Args:
-        layers: keys and values of one token in each layer, [1, heads, 1, width].
+        layers: of each layer keys and values of one token, [1, heads, 1, width], if it has any.
         blocks: how many there are.
 
     Attributes:
         stored: of each layer, keys and values [blocks, size, heads, width].
     """
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], blocks: int) -> None:
+    def __init__(self, layers: Sequence[Sequence[Tensor]], blocks: int) -> None:
         super().__init__(layers=[])
         self._grid: Grid | None = None
-        self.stored = [(_zeros(keys, blocks), _zeros(values, blocks)) for keys, values in layers]
+        self.stored = [[_zeros(part, blocks) for part in layer] for layer in layers]
 
     def set_batch(self, grid: Grid, batch: FlatBatch) -> None:
         """Say what the next forward computes."""

@@ -107,7 +107,7 @@ class TransformersModel(PagedModel):
         self._cache = BlockCache(of.layers, blocks)
         if of.state_bytes:
             count = self.max_sequences or 1
-            self._cache = self.states = HybridCache(of.layers, of.places, blocks, count, of.device)
+            self._cache = self.states = HybridCache(of.layers, blocks, count, of.device)
 
     @property
     def name(self) -> str:
@@ -163,7 +163,7 @@ class TransformersModel(PagedModel):
     @property
     def layer_count(self) -> int:
         """How many layers there are."""
-        return len(self._architecture.places)
+        return len(self._architecture.layers)
 
     def forward(self, batch: FlatBatch, run: Any = None) -> Outputs:
         """Compute a batch as rows of equal length; see `PagedModel`."""
@@ -171,7 +171,7 @@ class TransformersModel(PagedModel):
         self._cache.set_batch(grid, batch)
         keep = grid.tokens.shape[1] - int(batch.missing.max()) + 1 - batch.first
         of, seen = self._architecture, dict[str, Any]()
-        if of.layers:  # others have no use for masks and positions
+        if any(of.layers):  # others have no use for masks and positions
             masks = grid.masks(of.windows, of.dtype)
             seen = {"attention_mask": masks, "position_ids": grid.positions}
         found = (run or self.run)(

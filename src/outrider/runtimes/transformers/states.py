@@ -55,9 +55,7 @@ class HybridCache(BlockCache, States):
     """Blocks of keys and values, and the states of recurrent layers.
 
     Args:
-        layers: keys and values of one token in each layer that has any; see `BlockCache`.
-        places: of each layer its place among these, None if it has none.
-        blocks: how many blocks there are.
+        layers, blocks: see `BlockCache`.
         slots: for how many sequences there are states, and at most so many checkpoints.
 
     Attributes:
@@ -70,15 +68,14 @@ class HybridCache(BlockCache, States):
 
     def __init__(
         self,
-        layers: Sequence[tuple[Tensor, Tensor]],
-        places: Sequence[int | None],
+        layers: Sequence[Sequence[Tensor]],
         blocks: int,
         slots: int,
         device: torch.device,
     ) -> None:
         super().__init__(layers, blocks)
-        self._places, self._device, self._count = places, device, slots
-        self.layers_of = [LayerStates() for _ in places]
+        self._device, self._count = device, slots
+        self.layers_of = [LayerStates() for _ in layers]
         self.rows = torch.zeros(0, dtype=torch.int64, device=device)
         self.nodes: Nodes | None = None
         self.forget()
@@ -166,14 +163,6 @@ class HybridCache(BlockCache, States):
         self.nodes = Nodes(grid.rows, grid.columns, sent(after, self._device), seen & grid.real)
 
     # What layers of the model call.
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write keys and values; see `BlockCache`."""
-        place = self._places[layer_idx]
-        assert place is not None
-        return super().update(key_states, value_states, place)
 
     def update_conv_state(
         self,

@@ -31,8 +31,7 @@ class Architecture:
     """A model's shape, as its cache and its masks need it.
 
     Attributes:
-        layers: keys and values of one token in each layer that has any, [1, heads, 1, width].
-        places: of each layer its place among these, None if it has none.
+        layers: of each layer keys and values of one token, [1, heads, 1, width], if it has any.
         windows: of each kind of attention mask the model wants, the sliding window, None for full
             attention. One entry named None where the model takes a single mask.
         vocab_size: width of the logits.
@@ -44,8 +43,7 @@ class Architecture:
         state_bytes: of the recurrent states of a sequence; 0 for a model without.
     """
 
-    layers: tuple[tuple[Tensor, Tensor], ...]
-    places: tuple[int | None, ...]
+    layers: tuple[tuple[Tensor, ...], ...]
     windows: tuple[tuple[str | None, int | None], ...]
     vocab_size: int
     context_length: int | None
@@ -75,12 +73,7 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
     try:
         with torch.inference_mode():
             logits = run(input_ids=ids, use_cache=True, **{argument: cache}).logits
-        keyed = [isinstance(each, DynamicLayer) and each.is_initialized for each in cache.layers]
-        layers = tuple(
-            (layer.keys[:, :, :1], layer.values[:, :, :1])
-            for layer, has in zip(cache.layers, keyed, strict=True)
-            if has
-        )
+        layers = tuple(map(_keyed, cache.layers))
     except Exception as error:
         raise ModelError(
             f"{name} failed on one token with a key-value cache ({type(error).__name__}: {error}); "
@@ -96,16 +89,22 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
     eos = getattr(getattr(hf_model, "generation_config", None), "eos_token_id", None)
     return Architecture(
         layers=layers,
-        places=tuple(sum(keyed[:place]) if has else None for place, has in enumerate(keyed)),
         windows=_windows(name, config, recurrent=bool(recurrent)),
         vocab_size=logits.shape[-1],
         context_length=_context_length(config),
         eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
-        dtype=layers[0][0].dtype if layers else hf_model.dtype,
+        dtype=next((part.dtype for layer in layers for part in layer), hf_model.dtype),
         device=hf_model.device,
         cache_name=argument,
         state_bytes=sum(each.nbytes for some in states.values() for each in some),
     )
+
+
+def _keyed(layer: Any) -> tuple[Tensor, ...]:
+    """Return the keys and values of one token in a layer of a cache, if it has any."""
+    if not (isinstance(layer, DynamicLayer) and layer.is_initialized):
+        return ()
+    return layer.keys[:, :, :1], layer.values[:, :, :1]
 
 
 def _states(layer: Any) -> list[Tensor]:
