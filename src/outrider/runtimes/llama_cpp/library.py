@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ModelError, missing
-from .log import NATIVE_LOG
+from .log import hand_on
 
 with missing("llama-cpp"):
     import llama_cpp
@@ -64,7 +64,7 @@ class Weights:
         params.vocab_only = vocabulary_only
         params.use_extra_bufts = repacks(llama_cpp.llama_print_system_info())
         self.handle: Any = llama_cpp.llama_model_load_from_file(self.path.encode(), params)
-        error = NATIVE_LOG.hand_on()
+        error = hand_on()
         if not self.handle:
             raise ModelError(
                 f"llama.cpp cannot load {self.path!r}: {error or 'it does not say why'}; expected "
@@ -252,7 +252,7 @@ class Context:
         self.sound = True
         self._weights = weights
         self._handle: Any = llama_cpp.llama_init_from_model(weights.handle, params)
-        error = NATIVE_LOG.hand_on()
+        error = hand_on()
         if not self._handle:
             raise ModelError(
                 f"llama.cpp cannot make a context of {cells} tokens for {weights.path!r}: "
@@ -305,7 +305,7 @@ class Context:
         )
         self.sound = status in (0, 1)
         if status:
-            error = NATIVE_LOG.hand_on()
+            error = hand_on()
             if status == 1:
                 raise NoRoom
             raise ModelError(

@@ -27,32 +27,24 @@ _MOST = 8192
 """Pieces of lines that are kept until they are handed on."""
 
 
-class NativeLog:
-    """Collects the lines that llama.cpp writes, from all threads, until they are handed on.
+_PIECES: deque[str] = deque(maxlen=_MOST)
+"""What llama.cpp has written, from all threads and of all models, and was not handed on."""
 
-    The callback runs no Python code: an exception in it, such as a KeyboardInterrupt, would be lost
-    inside llama.cpp.
-    """
-
-    def __init__(self) -> None:
-        self._pieces: deque[str] = deque(maxlen=_MOST)
-        writer = SimpleNamespace(write=self._pieces.append)
-        self._callback = llama_cpp.llama_log_callback(partial(print, file=writer))
-        llama_cpp.llama_log_set(self._callback, None)
-
-    def hand_on(self) -> str:
-        """Log what was collected at DEBUG, and return the first error in it, "" if none."""
-        pieces, first = [], ""
-        with suppress(IndexError):
-            while True:
-                pieces.append(self._pieces.popleft())
-        for level, text in _LINE.findall("".join(pieces)):
-            said = ast.literal_eval(text).decode(errors="replace").strip()
-            _LOG.debug("%s", said)
-            if int(level) == _ERROR:
-                first = first or said
-        return first
+# It runs no Python code: an exception in it, such as a KeyboardInterrupt, would be lost inside
+# llama.cpp.
+_CALLBACK = llama_cpp.llama_log_callback(partial(print, file=SimpleNamespace(write=_PIECES.append)))
+llama_cpp.llama_log_set(_CALLBACK, None)
 
 
-NATIVE_LOG = NativeLog()
-"""llama.cpp has one log for all models."""
+def hand_on() -> str:
+    """Log what was collected at DEBUG, and return the first error in it, "" if none."""
+    pieces, first = [], ""
+    with suppress(IndexError):
+        while True:
+            pieces.append(_PIECES.popleft())
+    for level, text in _LINE.findall("".join(pieces)):
+        said = ast.literal_eval(text).decode(errors="replace").strip()
+        _LOG.debug("%s", said)
+        if int(level) == _ERROR:
+            first = first or said
+    return first
