@@ -246,6 +246,16 @@ def test_no_token_of_a_known_prompt_is_computed_again_for_a_head(name: str, tmp_
     assert cached[0] == cached[1]
 
 
+def test_what_others_compute_with_its_target_takes_no_room_of_a_head(tmp_path: Path) -> None:
+    decoder, head, _ = decoder_of(tmp_path, random_model("llama"), FLAGS["eagle3"])
+    params = SamplingParams(max_tokens=5, temperature=0)
+    for target in (decoder.target, decoder.target.fresh(5)):
+        for place in range(6):  # the head has room for 5
+            SpeculativeDecoder(target).generate([3, place, 4], params)
+    assert not head.model.live_sequences
+    assert decoder.generate(PROMPTS[0], params).token_ids
+
+
 @pytest.mark.parametrize("name", ["eagle3", "dflash2"])
 def test_a_seed_repeats_whatever_the_caches_hold(name: str, tmp_path: Path) -> None:
     model = random_model("llama")

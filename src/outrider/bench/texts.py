@@ -153,7 +153,7 @@ def _drafted(
 def _drawn(decoder: SpeculativeDecoder, batch: Batch) -> tuple[Distributions, Tensor]:
     """Draw each row's next token from the target: its distributions, for [B, 1], and int64 [B]."""
     nothing = nothing_drafted(len(batch.states), decoder.target.device)
-    scores = decoder.target.verify([state.prefix for state in batch.states], nothing)
+    scores = decoder.score(batch, nothing)
     made, _ = distributions(scores.logits, batch.params)
     if made.probs is None:
         assert made.point_masses is not None

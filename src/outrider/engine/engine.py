@@ -71,7 +71,7 @@ class Engine:
         policy: Policy | None = None,
         on_round: Callable[[RoundRecord], object] | None = None,
     ) -> None:
-        self.target = target
+        self.target = self._watched = target
         self.drafter = ModelDrafter(drafter) if isinstance(drafter, Runtime) else drafter
         check_parts(target, self.drafter, config, policy, verifier)
         self.tokenizer = tokenizer
@@ -95,7 +95,8 @@ class Engine:
             self.drafter, drafters, self.config, target.vocab_size, self._device
         )
         if self._drafting.hidden_layers:
-            self.target = target.with_hidden(self._drafting.hidden_layers, self._drafting)
+            # `target` stays the user's own, for other decoders: what these compute is not shown.
+            self._watched = target.with_hidden(self._drafting.hidden_layers, self._drafting)
         self._check_scores = wanted(self.config.validate, [target])
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._ids = count(secrets.randbits(40) << 22)
@@ -179,7 +180,7 @@ class Engine:
             ModelError: the target raised.
         """
         with computing(self.target):
-            found = self.target.prefill(state.prefix, most)
+            found = self._watched.prefill(state.prefix, most)
         if found.missing or not self._plan([state]).model_depth.any():
             return found
         start = perf_counter()
@@ -210,7 +211,7 @@ class Engine:
         with spans.span("draft"):
             proposal = self._drafting.propose(batch, plan, context)
         with spans.span("target"):
-            scores = self._score(batch, proposal)
+            scores = self.score(batch, proposal)
         rows = verify(
             batch, proposal, scores.logits, pipeline, self.verifier, draws, context.finite
         )
@@ -256,11 +257,17 @@ class Engine:
                 with computing(self.target):
                     if held:  # without states: of what is new again, they are computed
                         self.target.release([state.prefix.sequence_id])
-                    self.target.prefill(state.prefix, last)
+                    self._watched.prefill(state.prefix, last)
 
-    def _score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:
+    def score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:
+        """Compute the target's scores of proposals; drafters are shown its hidden states.
+
+        Raises:
+            ModelError: the target raised.
+            DraftError: a drafter failed, unless `on_draft_error` is "disable".
+        """
         with computing(self.target):
-            scores = self.target.verify([state.prefix for state in batch.states], proposal)
+            scores = self._watched.verify([state.prefix for state in batch.states], proposal)
         if self._check_scores:
             check_scores(scores, proposal, self.target.vocab_size)
         return scores

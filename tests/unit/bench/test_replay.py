@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +17,17 @@ from outrider import (
     SpeculativeConfig,
     SpeculativeDecoder,
     SuffixDrafter,
+    TransformersModel,
 )
 from outrider.bench.costs import Costs, Timing, cycle
 from outrider.bench.records import Prompt
 from outrider.bench.replay import Replay
 from outrider.bench.texts import Text, written
+from outrider.drafters.heads.loading import load_head
 
 from ...support.bench import pair
+from ...support.families import random_model
+from ...support.heads import head_checkpoint
 
 TOKENS = 24
 PROMPTS = tuple(Prompt((*range(5, 15), *range(5, 10 + shift)), f"p{shift}") for shift in range(2))
@@ -190,3 +195,11 @@ def test_rounds_of_each_depth_are_timed(rows: int, drafts: bool) -> None:
     assert len(costs.rounds) == 3
     assert min(costs.rounds) > 0
     assert all((each > 0) == drafts for each in costs.drafts[1:])
+
+
+def test_a_head_is_shown_what_the_target_computes_of_a_text(tmp_path: Path) -> None:
+    model = random_model("llama")
+    target = TransformersModel(model)
+    decoder = SpeculativeDecoder(target, load_head(head_checkpoint(tmp_path, model), target))
+    *_, (text,) = written(decoder, PROMPTS[:1], [params(1.0)])
+    assert text.ratios[0] == 0 < min(text.ratios[1:])

@@ -342,11 +342,6 @@ def test_refused_requests_are_outputs_with_their_errors() -> None:
 @pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
 def test_many_that_fail_together_cost_one_round(asked: dict[str, Any], processor: Any) -> None:
     rounds: list[Any] = []
-    target, draft = mock_pair(V, 1)
-    config = SpeculativeConfig(depth="fixed", **{k: v for k, v in asked.items() if k != "draft"})
-    decoder = SpeculativeDecoder(
-        target, asked.get("draft", draft), config=config, on_round=rounds.append
-    )
     verified: list[int] = []
 
     class Counted(TabularModel):
@@ -354,7 +349,14 @@ def test_many_that_fail_together_cost_one_round(asked: dict[str, Any], processor
             verified.append(len(prefixes))
             return super().verify(prefixes, proposal)
 
-    decoder.target = Counted(target.probabilities, V)
+    target, draft = mock_pair(V, 1)
+    config = SpeculativeConfig(depth="fixed", **{k: v for k, v in asked.items() if k != "draft"})
+    decoder = SpeculativeDecoder(
+        Counted(target.probabilities, V),
+        asked.get("draft", draft),
+        config=config,
+        on_round=rounds.append,
+    )
     params = [SamplingParams(max_tokens=4, seed=0)]
     params += [SamplingParams(max_tokens=4, logits_processors=(processor,))] * 30
     outputs = decoder.generate([[i % V] for i in range(31)], params, on_error="return")
