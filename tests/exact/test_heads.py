@@ -90,6 +90,21 @@ def decoder_of(
     return SpeculativeDecoder(target, head, config=config), head, seen
 
 
+def compared(seen: list[tuple[Any, DraftProposal]], head: Any, model: Any) -> int:
+    """Compare what was proposed with what the network says; return how many tokens there were."""
+    count = 0
+    for prefixes, proposal in seen:
+        for row, prefix in enumerate(prefixes):
+            for place in range(int(proposal.lengths[row])):
+                path = proposal.tokens[row, :place].tolist()
+                logits = drafted_logits(head.model.net, model, prefix.tokens.tolist(), path)
+                expected = head._aligned(logits).softmax(-1)
+                found = proposal.distributions.probs[row, place]
+                torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+                count += 1
+    return count
+
+
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 @pytest.mark.parametrize("family", ["llama"])
 def test_drafts_are_drawn_from_what_the_network_says(
@@ -99,17 +114,7 @@ def test_drafts_are_drawn_from_what_the_network_says(
     decoder, head, seen = decoder_of(tmp_path, model, flags)
     params = SamplingParams(max_tokens=14, seed=1)
     decoder.generate(PROMPTS, params)
-    compared = 0
-    for prefixes, proposal in seen:
-        for row, prefix in enumerate(prefixes):
-            for place in range(int(proposal.lengths[row])):
-                path = proposal.tokens[row, :place].tolist()
-                logits = drafted_logits(head.model.net, model, prefix.tokens.tolist(), path)
-                expected = head._aligned(logits).softmax(-1)
-                found = proposal.distributions.probs[row, place]
-                torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
-                compared += 1
-    assert compared > 50
+    assert compared(seen, head, model) > 50
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -267,6 +272,21 @@ def test_a_seed_repeats_whatever_the_caches_hold(name: str, tmp_path: Path) -> N
     third = decoder.generate(PROMPTS[0], params).token_ids
     head.model.reset()
     assert first == again == third == decoder.generate(PROMPTS[0], params).token_ids
+
+
+def test_resets_of_target_and_head_forget_weights_that_changed(tmp_path: Path) -> None:
+    model = random_model("llama")
+    decoder, head, seen = decoder_of(tmp_path, model, FLAGS["eagle3"])
+    prompt, params = PROMPTS[0] * 4, SamplingParams(max_tokens=14, seed=1)
+    decoder.generate(prompt, params)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.mul_(-1)
+    decoder.target.reset()
+    head.model.reset()
+    seen.clear()
+    decoder.generate(prompt, params)
+    assert compared(seen, head, model)
 
 
 @pytest.mark.parametrize("name", ["eagle3", "peagle", "dspark"])
