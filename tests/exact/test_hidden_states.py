@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from outrider.types.records import (
     HiddenStates,
     Prefix,
 )
-from tests.support.families import VOCAB, Distributions, random_model
+from tests.support.families import VOCAB, Distributions, greedy_reference, random_model
 
 LAYER = 2
 
@@ -110,6 +111,25 @@ def test_it_is_given_the_states_of_all_that_the_target_computed(chunk: int | Non
             torch.testing.assert_close(part.states[:, 0], own, rtol=0, atol=1e-9)
         assert place in (len(tokens) - 1, len(tokens))
     assert head.drafted
+
+
+def test_it_may_use_the_target_while_it_is_given_states(caplog: pytest.LogCaptureFixture) -> None:
+    model = random_model("llama")
+    head: Any
+    decoder, head = decoder_of(model)
+    free = list[Any]()
+
+    def looks(given: Any, argument: Any) -> Any:
+        free.append(decoder.target.free_blocks)
+        return given(argument)
+
+    head.observe_round, head.known = partial(looks, head.observe_round), partial(looks, head.known)
+    prompts = [[place % 50 for place in range(40)], [7] * 30]
+    outputs = decoder.generate(prompts, SamplingParams(max_tokens=5, top_k=1))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert tuple(output.token_ids) == greedy_reference(model, prompt, 5)
+    assert free
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])

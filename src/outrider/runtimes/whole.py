@@ -21,7 +21,7 @@ class Whole:
 
     @contextmanager
     def call(self, forget: Callable[[], None]) -> Iterator[None]:
-        """Make a call whole before the next.
+        """Make a call whole before the next; it may have calls of its own thread within.
 
         Args:
             forget: forgets all that was computed; is called first if a call was interrupted.
@@ -30,10 +30,10 @@ class Whole:
             if self._interrupted:
                 _LOG.warning("a call was interrupted: what was computed is computed anew")
                 forget()
-            self._interrupted = True
+                self._interrupted = False
             try:
                 yield
-            except OutriderError:
-                self._interrupted = False
+            except BaseException as error:
+                # It stays true after one within was, where a drafter made a DraftError of that.
+                self._interrupted |= not isinstance(error, OutriderError)
                 raise
-            self._interrupted = False
