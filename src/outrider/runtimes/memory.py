@@ -36,15 +36,15 @@ def affordable(
         InvalidConfigError: `memory` is not enough for the fewest.
     """
     least = _LEAST * block_bytes + states
-    if memory is not None:
-        if memory < least:
-            what = "keys and values" + ", and states" * bool(states)
-            expected = f"bytes for at least {_LEAST} blocks of {what}, {least}"
-            raise InvalidConfigError("kv_cache_memory", memory, expected)
-        return min(most, (memory - states) // max(1, block_bytes))
-    free = psutil.virtual_memory().available
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-    blocks = max(_LEAST, min(most, (int(_SHARE * free) - states) // max(1, block_bytes)))
+    if memory is not None and memory < least:
+        what = "keys and values" + ", and states" * bool(states)
+        expected = f"bytes for at least {_LEAST} blocks of {what}, {least}"
+        raise InvalidConfigError("kv_cache_memory", memory, expected)
+    if memory is None:
+        free = psutil.virtual_memory().available
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+        memory = int(_SHARE * free)
+    blocks = max(_LEAST, min(most, (memory - states) // block_bytes)) if block_bytes else most
     _LOG.info("up to %.1f MB for keys, values and states", (blocks * block_bytes + states) / 1e6)
     return blocks

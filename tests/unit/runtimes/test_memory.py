@@ -34,6 +34,14 @@ def test_blocks_are_those_needed_or_those_that_there_is_memory_for(
     assert affordable(100, most, memory, CPU) == blocks
 
 
+@pytest.mark.parametrize("memory", [None, 500, 503])
+def test_blocks_of_a_model_without_attention_take_no_memory(
+    memory: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=600))
+    assert affordable(0, 14, memory, CPU, 500) == 14
+
+
 def test_less_than_a_draft_needs_is_refused() -> None:
     with pytest.raises(
         InvalidConfigError, match=r"kv_cache_memory=399 .*at least 4 blocks .*, 400"
