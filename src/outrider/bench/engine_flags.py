@@ -16,6 +16,9 @@ from typing import Any
 
 from ..config.params import WITH_MODEL
 
+SCHEDULED = ("vllm", "tensorrt-llm")
+"""Engines that have a depth for each batch size; the others have one."""
+
 MOST_ROWS = 512
 """Where a schedule ends that has to name its last batch size."""
 
@@ -63,7 +66,7 @@ def export(
         system: the engine.
         drafter: what drafts; see `Candidate`.
         target, draft: paths or hub ids.
-        schedule: some of its depths above 0; engines without one get the first of them.
+        schedule: some of its depths above 0; engines that have one depth get the first of them.
     """
     steps = [next(same) for _, same in groupby(schedule, key=lambda each: each[1])]
     settings = _settings(system, drafter, draft or "DRAFT", steps)
@@ -74,7 +77,7 @@ def export(
         "sglang": f"python -m sglang.launch_server --model-path {quote(target)} {flags}",
         "llama.cpp": f"llama-server -m {quote(_file(target))} {flags}",
     }.get(system, as_json)
-    return Export(system, text, settings, tuple(_notes(system, drafter, steps)))
+    return Export(system, text, settings, tuple(_notes(system, drafter)))
 
 
 def _settings(system: str, drafter: str, draft: str, steps: Schedule) -> dict[str, Any]:
@@ -116,15 +119,14 @@ def _file(model: str) -> str:
     return model if model.endswith(".gguf") else f"{model}.gguf"
 
 
-def _notes(system: str, drafter: str, steps: Schedule) -> Iterator[str]:
+def _notes(system: str, drafter: str) -> Iterator[str]:
     model = drafter in WITH_MODEL
     if system == "vllm" and model:
         yield "versions without rejection_sample_method verify token by token: drop it"
     if system == "sglang" and not model:
         yield "its n-gram cache is not prompt lookup: drafts differ, and it needs CUDA"
-    if system in ("sglang", "llama.cpp") and len(steps) > 1:
-        sizes = ", ".join(f"{depth} from {rows}" for rows, depth in steps)
-        yield f"one depth for every batch size; by batch size it would be {sizes}"
+    if system not in SCHEDULED:
+        yield "it has one depth for every batch size"
     if system == "llama.cpp":
         yield "convert the models to GGUF files first; older builds have other names for the flags"
         yield "a draft is kept where it is the token that the target samples"

@@ -222,7 +222,8 @@ def basis(forecasts: Sequence[Forecast]) -> str:
         for each in forecasts
         if each.raced
     ]
-    confirmed = f"raced beside plain decoding: {', '.join(raced)}" if raced else "not raced"
+    beside = f"raced beside plain decoding: {', '.join(raced)}"
+    confirmed = beside if raced else "not raced within the time (--budget)"
     cold = " when they were timed once (give it more with --budget)" * forecasts[0].cold
     texts = len(forecasts[0].stretches)
     return f"predicted from {texts} texts and what rounds cost{cold}; {confirmed}"

@@ -13,7 +13,7 @@ from typing import Any
 from ..config.params import WITH_MODEL
 from ..errors import InvalidConfigError, OutriderError
 from .costs import Costs
-from .engine_flags import Export, Schedule, export
+from .engine_flags import SCHEDULED, Export, Schedule, export
 from .environment import environment
 from .forecast import Forecast, basis, chosen, verdict
 from .options import Progress, TuneOptions, silent
@@ -25,7 +25,7 @@ from .trial import fitting
 from .workloads import in_turn, mixed
 
 _SHORT = "no answer: the target ends all of these prompts at once; give others (--prompts)"
-_EARLY = "no answer yet: it ended before there was enough to predict from; give it more (--budget)"
+_EARLY = "no answer yet: it ended before there was enough to predict from (--budget)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
 
 
 def _exports(options: TuneOptions, drafter: str, schedule: Schedule) -> tuple[Export, ...]:
-    """Write what drafts in other engines' words; they have fixed depths only."""
+    """Write what drafts in other engines' words; they have fixed depths only, some a single one."""
     if not any(depth for _, depth in schedule):
         return ()
     target, draft = options.target, options.draft
@@ -172,7 +172,15 @@ def _exports(options: TuneOptions, drafter: str, schedule: Schedule) -> tuple[Ex
         import outrider_demo as demo
 
         target, draft = str(demo.TARGET), draft or str(demo.DRAFT)
+    own = [depth for rows, depth in schedule if rows <= options.batch][-1]
     return tuple(
-        export(system, drafter, target=target, draft=draft, schedule=schedule)
+        export(
+            system,
+            drafter,
+            target=target,
+            draft=draft,
+            schedule=schedule if system in SCHEDULED else [(1, own)],
+        )
         for system in options.export
+        if own or system in SCHEDULED
     )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,6 +123,7 @@ def certify_endpoint(server: Server, plan: Plan, models: Models, output: Output)
     found: dict[str, Any] = {
         "format": "outrider-endpoint/1",
         "outrider": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "endpoint": engine.url,
         "version": engine.version,
         "model": engine.model,

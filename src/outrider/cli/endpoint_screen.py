@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 _BAD = ("wrong", "ignored", "failed")
 _WIDE, _HIGH = 720, 260
 _WORDS = (
-    "honoured: nothing speaks against it; ignored: the texts are draws without the parameter; "
-    "wrong: they are draws neither with it nor without; refused: the server takes no such request; "
-    "failed: it stopped answering; undecided: the texts do not say"
+    "Each token is a draw, and bets on it are fair if it was drawn as asked for. Evidence is what "
+    "bets hold that began with 1 in all: of sound servers a share of at most alpha, one in {}, "
+    "ever sees so much. Honoured: not rejected, though a small fault may be missed; ignored: the "
+    "texts are draws without the parameter; wrong: neither with it nor without; refused: the "
+    "server takes no such request; failed: it did not answer; undecided: the texts do not say. "
+    "Texts are drawn without a seed: the same request gives others."
 )
 _SWATCH = "display:inline-block;margin-right:1rem;padding-left:.4rem;border-left:.9rem solid "
 
@@ -79,6 +82,8 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
         for verdict in (*_BAD, "refused", "undecided")
         if (names := [name for name, each in found if each == verdict])
     ]
+    if any(each == "failed" for _, each in found):
+        said.append("with --out the same command goes on where it failed")
     at = f"of {tokens:,} tokens, at a rate of false alarms of {answers[0].alpha:g}"
     most = max(answers, key=lambda each: each.evidence)
     open_ = [
@@ -95,7 +100,7 @@ def verdict(answers: Sequence[Answer], kept: Sequence[Promise]) -> str:
     seen = f"one that moves the likeliest token's probability by {answers[0].distance_found:.2g}"
     said.insert(0, f"{seen} would have been found with power .9")
     against = f"{most.evidence:.2g} of {1 / most.alpha:g}, is against {most.question.name}"
-    said.insert(1, f"the most evidence, {against}")
+    said.insert(1, f"the most evidence, {against}: more tokens make it certain, or less")
     return "; ".join([f"no fault in the draws {at}", *said])
 
 
@@ -103,19 +108,20 @@ def page(found: dict[str, Any], answers: Sequence[Answer], kept: Sequence[Promis
     """Return one self-contained HTML page."""
     above = (
         f"<p>{escape(found['endpoint'])}, version {escape(found['version'] or 'not given')}; "
-        f"reference {escape(found['reference'])}; outrider {escape(found['outrider'])}</p>"
+        f"reference {escape(found['reference'])}; outrider {escape(found['outrider'])}, "
+        f"{found['date']}</p>"
         f"{picture(answers)}"
     )
     faults = "".join(
         f"<h2>{escape(each.question.name)}: a request that shows it</h2>"
-        f"<p>{escape(_seen(each))}; the text that speaks most against it:</p>"
+        f"<p>{escape(each.seen_in)}; the text that speaks most against it:</p>"
         '<pre style="white-space:pre-wrap">'
         f"{escape(json.dumps(each.worst[1].body))}\n{escape(each.worst[1].text)}</pre>"
         for each in answers
         if each.rejected and each.worst[1] is not None
     )
     title = f"{found['model']}: {verdict(answers, kept)}"
-    below = f"<p>{escape(_WORDS)}</p>{faults}"
+    below = f"<p>{escape(_WORDS.format(round(1 / answers[0].alpha)))}</p>{faults}"
     return html(title, _tables(answers, kept), found, above=above, below=below)
 
 
@@ -166,12 +172,6 @@ def picture(answers: Sequence[Answer]) -> str:
     )
 
 
-def _seen(answer: Answer) -> str:
-    """Say which number of the draws speaks most against an answer."""
-    alone = len(answer.against.held) == 1
-    return "equal tokens" if alone else FEATURES[answer.against.leader]
-
-
 def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
     questions = Table(box=None, header_style="bold", padding=(0, 1))
     questions.add_column("question")
@@ -183,7 +183,7 @@ def _tables(answers: Sequence[Answer], kept: Sequence[Promise]) -> Group:
         said = each.refused or each.failed or ""
         if each.verdict == "undecided" and not each.against.tokens:
             said = "the likeliest tokens do not say; take --reference-model"
-        seen = _seen(each) if each.rejected else said.partition(" answers ")[2] or said
+        seen = each.seen_in if each.rejected else said.partition(" answers ")[2] or said
         questions.add_row(
             each.question.name,
             Text(each.verdict, "red" if each.rejected else ""),

@@ -54,6 +54,9 @@ def inspect(
     from .terminal import messages, progress, quiet
 
     integer("depth", depth, 1)
+    if measure and target is None:
+        given = ",".join(map(str, measure))
+        raise InvalidConfigError("--measure", given, "--target MODEL beside it")
     quiet()
     loaded: Any = None
     with progress(messages(), "loading") as advance:
@@ -89,7 +92,7 @@ def inspect(
                 readings.append(reading)
                 advance(len(readings), len(readings) + 1, reading.said or "as configured")
     elif measure:
-        wrong += ["not measured: " + ("mend this first" if loaded else "give --target")]
+        wrong += ["not measured: mend this first"]
     wrong += _better(readings)
     if output.as_json:
         kept = [each._asdict() for each in readings]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 WIDTH = 100
 """Columns where there is no terminal."""
 
-PAUSE_S = 2.0
-"""Seconds between two lines about progress where there is no terminal."""
+PAUSE_S, LONG_S = 2.0, 20.0
+"""Seconds between lines about progress where there is no terminal: of other steps, of the same."""
 
 STYLES = {
     "draft": Style(color="green"),
@@ -94,7 +94,7 @@ def _lines(name: str, unit: str) -> Advance:
 
     def advance(done: int, total: int, what: str) -> None:
         nonlocal said, last
-        if what != said and monotonic() - last >= PAUSE_S:
+        if monotonic() - last >= (LONG_S if what == said else PAUSE_S):
             said, last = what, monotonic()
             print(f"outrider: {name}: {what} ({done} of {total} {unit})", file=sys.stderr)
 

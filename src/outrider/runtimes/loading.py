@@ -118,7 +118,10 @@ def load_tokenizer(source: str, asked: LoadOptions) -> Any:
         from transformers import AutoTokenizer
     files = "tokenizer.json (without one TransformersModel(model) decodes token ids)"
     with _loading(f"tokenizer of {source!r}", files):
-        return _pretrained(AutoTokenizer, source)
+        tokenizer = _pretrained(AutoTokenizer, source)
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # as transformers makes it of none
+            raise ValueError("it has no token of a text")
+        return tokenizer
 
 
 def _of_transformers(source: str, asked: LoadOptions) -> Runtime:

@@ -28,7 +28,7 @@ class Whole:
         """
         with self._lock:
             if self._interrupted:
-                _LOG.warning("a call was interrupted: what was computed is computed anew")
+                _LOG.info("a call was interrupted: what was computed is forgotten")
                 forget()
                 self._interrupted = False
             try:

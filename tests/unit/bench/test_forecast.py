@@ -162,7 +162,7 @@ def test_turning_it_off_is_a_verdict() -> None:
 
 
 def test_basis_names_the_error_of_predictions() -> None:
-    assert "not raced" in basis([SURE])
+    assert "not raced within the time" in basis([SURE])
     raced = forecast(editing=(1.8, 1.8), code=(1.5, 1.6), raced=(1.6, 1.65))
     assert "(prediction +11%)" in basis([raced])
     assert "one prompt" not in basis([raced])

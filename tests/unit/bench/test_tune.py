@@ -19,7 +19,7 @@ from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.search import CYCLE, candidates
 from outrider.bench.speedup import Stretch
 from outrider.bench.texts import Text, written
-from outrider.bench.tune import Recommendation, run_tune
+from outrider.bench.tune import Recommendation, _exports, run_tune
 from outrider.errors import InvalidConfigError, ModelError
 
 from ...support.bench import load_pair, prompt_file
@@ -248,8 +248,16 @@ def test_schedules_in_the_words_of_engines() -> None:
     ranges = settings("vllm")["num_speculative_tokens_per_batch_size"]
     assert ranges == [[1, 3, 4], [4, 15, 2], [16, 512, 0]]
     assert settings("tensorrt-llm")["draft_len_schedule"] == {3: 4, 15: 2}
-    found = export("sglang", "draft_model", target="a", draft="d", schedule=schedule)
-    assert "it would be 4 from 1, 2 from 4, 0 from 16" in found.notes[0]
+
+
+@pytest.mark.parametrize(("batch", "depth"), [(1, None), (3, None), (4, 2), (20, 3)])
+def test_engines_that_have_one_depth_get_that_of_the_batch_size(
+    batch: int, depth: int | None
+) -> None:
+    found = _exports(TuneOptions(target="a", batch=batch), "ngram", [(1, 0), (4, 2), (16, 3)])
+    depths = {each.system: each.settings.get("speculative-num-draft-tokens") for each in found}
+    assert {"vllm", "tensorrt-llm"} <= depths.keys()
+    assert depths.get("sglang") == depth
 
 
 def test_a_depth_that_pays_only_in_batches_is_named_by_size() -> None:

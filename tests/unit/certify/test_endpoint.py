@@ -14,7 +14,7 @@ from outrider.certify.endpoint import evidence, features
 from outrider.certify.endpoint.features import FEATURES, PLAIN, Place
 from outrider.certify.endpoint.promises import Promise
 from outrider.certify.endpoint.questions import plain
-from outrider.certify.endpoint.records import Reading, Tokens, listed
+from outrider.certify.endpoint.records import Reading, Text, Tokens, listed
 from outrider.certify.endpoint.run import Answer
 from outrider.certify.reference import filtered
 from outrider.cli.endpoint_screen import verdict
@@ -196,7 +196,7 @@ def test_a_listing_of_the_likeliest_gives_the_same_cells_or_none(
 
 
 def test_false_alarms_are_as_rare_as_stated() -> None:
-    """A thousand runs of 150 sound tokens at alpha .1: more than 130 alarms with p < .001."""
+    """Of 400 runs of 40 sound tokens at alpha .1 more than 62 alarm with p < .001."""
     rng = np.random.default_rng(7)
     alarms = 0
     noise = np.zeros(len(FEATURES))
@@ -207,7 +207,7 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
             evidence.start(len(FEATURES)), features.gains(places, tokens, Reading(PLAIN)), noise
         )
         alarms += found.highest >= math.log(10)
-    assert alarms <= 62  # binomial(400, .1) is above with a probability below .001
+    assert alarms <= 62
 
 
 def test_the_stated_power_is_reached() -> None:
@@ -224,6 +224,21 @@ def test_the_stated_power_is_reached() -> None:
         after = evidence.look(evidence.start(len(FEATURES)), gains, np.zeros(len(FEATURES)))
         found += after.highest + math.log(0.4) >= math.log(100)
     assert found >= 80
+    assert after.leader == 0
+    assert after.off == pytest.approx(hits.mean() - 0.5)
+    assert after.off == pytest.approx(0.1, abs=0.05)  # three standard deviations
+
+
+def test_what_was_seen_is_said_with_how_far_it_is_off() -> None:
+    answer = Answer(plain(64, 16), 0.01)
+    gains = np.full((4, len(FEATURES)), np.nan)
+    gains[:, 0] = 1.0, 1.0, 1.0, -1.0
+    answer.add(Text((1,), (2,) * 4, "", None, {}), {"honoured": gains}, np.zeros(len(FEATURES)))
+    assert answer.seen_in == "how often the likeliest token comes, +25.0% of all"
+    gains[:, 0], gains[:, 1] = np.nan, -1.0
+    answer = Answer(plain(64, 16), 0.01)
+    answer.add(Text((1,), (2,) * 4, "", None, {}), {"honoured": gains}, np.zeros(len(FEATURES)))
+    assert answer.seen_in == "how unlikely tokens are"
 
 
 def test_no_factor_is_negative_however_much_rounding_is_allowed() -> None:

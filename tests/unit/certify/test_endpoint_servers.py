@@ -501,6 +501,7 @@ def test_the_command_prints_and_writes_what_was_found(
     assert "<svg" in page
     assert page.count("border-left:.9rem solid hsl(") == 3
     assert "temperature: a request that shows it" in page
+    assert "of sound servers a share of at most alpha, one in 100, ever sees so much" in page
 
 
 def test_a_server_is_certified_by_another_where_torch_is_not_installed() -> None:

@@ -135,3 +135,5 @@ def test_the_command(
     assert "has no config.json" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path / "none")]) == 2
     assert "HEAD" in capsys.readouterr().err
+    assert main(["inspect", str(folder), "--measure", str(file)]) == 2
+    assert "expected --target MODEL beside it" in capsys.readouterr().err

@@ -21,13 +21,16 @@ def test_a_log_gets_a_line_for_each_step_but_not_too_many(
     capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
     with terminal.progress(terminal.messages(), "racing") as advance:
-        for done, (what, seconds) in enumerate([("a", 0), ("b", 1), ("b", 2), ("b", 9), ("c", 2)]):
+        for done, (what, seconds) in enumerate(
+            [("a", 0), ("b", 1), ("b", 2), ("b", 9), ("c", 2), ("c", 19), ("c", 1)]
+        ):
             clock[0] += seconds
-            advance(done, 5, what)
+            advance(done, 7, what)
     assert capsys.readouterr().err.splitlines() == [
-        "outrider: racing: a (0 of 5 done)",
-        "outrider: racing: b (2 of 5 done)",
-        "outrider: racing: c (4 of 5 done)",
+        "outrider: racing: a (0 of 7 done)",
+        "outrider: racing: b (2 of 7 done)",
+        "outrider: racing: c (4 of 7 done)",
+        "outrider: racing: c (6 of 7 done)",
     ]
 
 

@@ -95,3 +95,6 @@ def test_what_is_not_there_is_refused_before_the_hub_is_asked(tmp_path: Path) ->
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"cannot load the tokenizer of"):
         load(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
+    with pytest.raises(ModelError, match=r"it has no token of a text; expected a folder with tok"):
+        load(tmp_path)

@@ -31,9 +31,12 @@ class Evidence:
         tokens: how many draws were looked at.
         curve: after how many tokens the logarithm of E was what, at most and in the end of a text.
         highest: the largest logarithm of E at any moment.
+        sums, counts: of gains, and of the draws that had one, float64 [features].
     """
 
     held: Row
+    sums: Row
+    counts: Row
     tokens: int = 0
     curve: tuple[tuple[int, float], ...] = ()
     highest: float = 0.0
@@ -48,10 +51,16 @@ class Evidence:
         """The feature that holds most."""
         return int(self.held.max(1).argmax())
 
+    @property
+    def off(self) -> float:
+        """By how much of all draws that feature came too often: half the mean of its gains."""
+        return float(self.sums[self.leader] / max(1, self.counts[self.leader]) / 2)
+
 
 def start(features: int) -> Evidence:
     """Return what is held before the first token: 1, in equal parts."""
-    return Evidence(np.full((features, len(BETS)), -math.log(features * len(BETS))))
+    held = np.full((features, len(BETS)), -math.log(features * len(BETS)))
+    return Evidence(held, np.zeros(features), np.zeros(features))
 
 
 def look(evidence: Evidence, gains: Row, noise: Row) -> Evidence:
@@ -73,6 +82,8 @@ def look(evidence: Evidence, gains: Row, noise: Row) -> Evidence:
     return replace(
         evidence,
         held=held[-1],
+        sums=evidence.sums + np.nansum(gains, 0),
+        counts=evidence.counts + (~np.isnan(gains)).sum(0),
         tokens=evidence.tokens + len(gains),
         curve=(
             *evidence.curve,

@@ -27,6 +27,11 @@ FEATURES = (
     "how likely tokens are without the parameter",
 )
 
+COUNTED = frozenset(
+    n for n, name in enumerate(FEATURES) if name.startswith(("how often", "tokens that"))
+)
+"""Those that say whether something comes; the others are numbers of their own."""
+
 _LONGEST = 4
 """Look-ups go by the last so many tokens, or fewer."""
 

@@ -126,6 +126,7 @@ class Answer:
             "highest_log_e": self.against.highest,
             "curve": self.against.curve,
             "distance_found": None if self.question.name == PAIRS else self.distance_found,
+            "seen_in": self.seen_in,
             "log_e_if_ignored": self.held["ignored"].log_e if "ignored" in self.held else None,
             "refused": self.refused,
             "failed": self.failed,
@@ -139,6 +140,15 @@ class Answer:
         """By how much the likeliest token's probability may be off before it is found, power .9."""
         alpha = self.alpha * self.question.weight
         return evidence.distance_found(self.against.tokens, alpha, len(FEATURES))
+
+    @property
+    def seen_in(self) -> str:
+        """The number of the draws that speaks most against it, and how far off it is."""
+        held = self.against
+        if self.question.name == PAIRS:
+            return f"equal tokens, {held.off:+.1%} of all"
+        name = FEATURES[held.leader]
+        return f"{name}, {held.off:+.1%} of all" if held.leader in features.COUNTED else name
 
     @property
     def evidence(self) -> float:
