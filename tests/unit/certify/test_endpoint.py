@@ -234,7 +234,7 @@ def test_what_was_seen_is_said_with_how_far_it_is_off() -> None:
     gains = np.full((4, len(FEATURES)), np.nan)
     gains[:, 0] = 1.0, 1.0, 1.0, -1.0
     answer.add(Text((1,), (2,) * 4, "", None, {}), {"honoured": gains}, np.zeros(len(FEATURES)))
-    assert answer.seen_in == "how often the likeliest token comes, +25.0% of all"
+    assert answer.seen_in == "how often the likeliest token comes, +25.0% of draws"
     gains[:, 0], gains[:, 1] = np.nan, -1.0
     answer = Answer(plain(64, 16), 0.01)
     answer.add(Text((1,), (2,) * 4, "", None, {}), {"honoured": gains}, np.zeros(len(FEATURES)))

@@ -146,9 +146,9 @@ class Answer:
         """The number of the draws that speaks most against it, and how far off it is."""
         held = self.against
         if self.question.name == PAIRS:
-            return f"equal tokens, {held.off:+.1%} of all"
+            return f"equal tokens, {held.off:+.1%} of draws"
         name = FEATURES[held.leader]
-        return f"{name}, {held.off:+.1%} of all" if held.leader in features.COUNTED else name
+        return f"{name}, {held.off:+.1%} of draws" if held.leader in features.COUNTED else name
 
     @property
     def evidence(self) -> float:
