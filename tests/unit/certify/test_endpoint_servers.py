@@ -14,6 +14,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -30,6 +31,7 @@ from outrider.certify.endpoint.texts import Texts
 from outrider.cli import main
 from outrider.config.params import SamplingParams
 from outrider.errors import InvalidConfigError
+from outrider.runtimes.tabular import TabularModel
 from tests.support.faulty_servers import FAULTS, SOUND, Fault, letters, serving
 
 _RNG = np.random.default_rng(0)
@@ -280,7 +282,8 @@ def test_a_listing_has_as_many_tokens_as_were_asked_for() -> None:
     """If it has fewer, and the drawn token besides, it depends on what is drawn."""
 
     def five(bodies: list[dict[str, Any]]) -> dict[str, Any]:
-        tops = {f"token_id:{token}": -1.0 - token for token in (0, 1, 2, 3, 4, 9)}
+        tops: dict[str, Any] = {f"token_id:{token}": -1.0 - token for token in (0, 1, 2, 3, 4, 9)}
+        tops["token_id:11"] = None  # as JSON has it of an impossible one
         return choice(logprobs={"top_logprobs": [tops]}, token_ids=[1])
 
     def two(_: list[dict[str, Any]]) -> dict[str, Any]:
@@ -294,6 +297,32 @@ def test_a_listing_has_as_many_tokens_as_were_asked_for() -> None:
         pytest.raises(EndpointError, match="gives no log-probabilities of likeliest tokens"),
     ):
         EndpointReference(engine)
+
+
+@pytest.mark.parametrize(
+    ("check", "tokens", "logprobs", "verdict"),
+    [
+        (promises.greedy, (), (), "undecided"),
+        (promises.max_tokens, (), (), "undecided"),
+        (promises.logprobs, (), (), "undecided"),
+        (promises.logprobs, (3,), (0.0,), "wrong"),
+        (promises.logprobs, (3,), (-1.0, -1.0), "wrong"),
+    ],
+)
+def test_a_promise_of_which_nothing_was_seen_is_undecided(
+    check: Any, tokens: Tokens, logprobs: tuple[float, ...], verdict: str
+) -> None:
+    text = Text(PROMPTS[0], tokens, "", "stop", {}, logprobs)
+    engine = SimpleNamespace(complete=lambda *_, **__: [text])
+    found, _ = check(engine, ModelReference(letters()[0], "letters"), PROMPTS)
+    assert found == verdict
+
+
+def test_zero_is_the_log_probability_of_a_certain_token() -> None:
+    text = Text((1,), (2,), "", "stop", {}, (0.0,))
+    engine: Any = SimpleNamespace(complete=lambda *_, **__: [text])
+    certain = ModelReference(TabularModel(lambda _: np.eye(3)[2], 3), "certain")
+    assert promises.logprobs(engine, certain, [(1,)])[0] == "honoured"
 
 
 def test_tokens_that_end_texts_are_held_back_by_min_tokens_as_stop_tokens_are() -> None:

@@ -64,7 +64,7 @@ class ModelReference(Reference):
 
     def score(self, prompt: Tokens, tokens: Tokens) -> list[Cells]:
         """Compute a text in one forward, or a few."""
-        return list(self._rounds(prompt, tokens, len(tokens)))
+        return list(self._rounds(prompt, tokens, max(1, len(tokens))))
 
     def again(self, prompt: Tokens, tokens: Tokens) -> list[Cells]:
         """Compute a text in rounds of a few tokens."""
