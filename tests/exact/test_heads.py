@@ -25,7 +25,7 @@ from outrider.drafters.heads.model import BlockCursor, HeadModel
 from outrider.types.records import Distributions as Made
 from outrider.types.records import DraftPlan, DraftProposal, RoundRecord
 from tests.support.families import Distributions, greedy_reference, random_model
-from tests.support.heads import drafted_logits, head_checkpoint
+from tests.support.heads import compared, drafted_logits, head_checkpoint
 
 pytestmark = pytest.mark.exact
 
@@ -88,21 +88,6 @@ def decoder_of(
     head.propose = watched
     config = SpeculativeConfig(**{"depth": "fixed", "num_speculative_tokens": 3} | speculation)
     return SpeculativeDecoder(target, head, config=config), head, seen
-
-
-def compared(seen: list[tuple[Any, DraftProposal]], head: Any, model: Any) -> int:
-    """Compare what was proposed with what the network says; return how many tokens there were."""
-    count = 0
-    for prefixes, proposal in seen:
-        for row, prefix in enumerate(prefixes):
-            for place in range(int(proposal.lengths[row])):
-                path = proposal.tokens[row, :place].tolist()
-                logits = drafted_logits(head.model.net, model, prefix.tokens.tolist(), path)
-                expected = head._aligned(logits).softmax(-1)
-                found = proposal.distributions.probs[row, place]
-                torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
-                count += 1
-    return count
 
 
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)

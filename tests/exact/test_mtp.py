@@ -21,7 +21,7 @@ from outrider.drafters.heads.mtp import LAYOUTS
 from outrider.errors import ModelError
 from outrider.types.records import DraftPlan, DraftProposal
 from tests.support.families import CONTEXT, VOCAB, Distributions, greedy_reference, random_model
-from tests.support.heads import drafted_logits, mtp_checkpoint
+from tests.support.heads import compared, drafted_logits, mtp_checkpoint
 from tests.support.hybrids import exact, random_hybrid
 from tests.support.tokenizers import toy_tokenizer
 
@@ -140,18 +140,7 @@ def test_drafts_are_drawn_from_what_the_layer_says(family: str, tmp_path: Path) 
     model = saved(family, tmp_path)
     decoder, drafter, seen = decoder_of(model)
     decoder.generate(PROMPTS, SamplingParams(max_tokens=14, seed=1))
-    compared = 0
-    for prefixes, proposal in seen:
-        for row, prefix in enumerate(prefixes):
-            for place in range(int(proposal.lengths[row])):
-                path = proposal.tokens[row, :place].tolist()
-                logits = drafted_logits(drafter.model.net, model, prefix.tokens.tolist(), path)
-                assert proposal.distributions is not None
-                found = proposal.distributions.probs[row, place]
-                expected = logits.softmax(-1)
-                torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
-                compared += 1
-    assert compared > 50
+    assert compared(seen, drafter, model, 2e-6) > 50
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, Qwen3Config
 from outrider.drafters.heads.checkpoint import read_config
 from outrider.drafters.heads.mtp import Layout, MtpNet, mtp_config
 from outrider.drafters.heads.nets import HeadNet
-from outrider.types.records import HiddenStates, Prefix
+from outrider.types.records import DraftProposal, HiddenStates, Prefix
 
 LAYERS = (1, 2, 3)
 MASK = 60
@@ -174,6 +174,28 @@ def drafted_logits(net: Any, model: Any, text: list[int], path: list[int]) -> Te
         if net.config.eagle:
             return _of_eagle(net, net.fused(states)[None], text[1:], path)
         return _of_block(net, net.fused(states), text, path)
+
+
+def compared(
+    seen: Sequence[tuple[Sequence[Prefix], DraftProposal]],
+    drafter: Any,
+    model: Any,
+    tolerance: float = 1e-6,
+) -> int:
+    """Compare what was proposed with what the network says; return how many tokens there were."""
+    count = 0
+    for prefixes, proposal in seen:
+        for row, prefix in enumerate(prefixes):
+            for place in range(int(proposal.lengths[row])):
+                path = proposal.tokens[row, :place].tolist()
+                logits = drafted_logits(drafter.model.net, model, prefix.tokens.tolist(), path)
+                expected = drafter._aligned(logits).softmax(-1)
+                assert proposal.distributions is not None
+                assert proposal.distributions.probs is not None
+                found = proposal.distributions.probs[row, place]
+                torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
+                count += 1
+    return count
 
 
 def _of_eagle(net: Any, before: Tensor, tokens: list[int], path: list[int]) -> Tensor:

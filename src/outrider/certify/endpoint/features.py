@@ -97,7 +97,7 @@ def cells_of(place: Place, params: SamplingParams) -> Cells | None:
     if narrowed and rest > 0:
         return None
     # Of tokens that are as likely as the last one engines keep all, or some.
-    tied = (row[probs == 0] == row[probs > 0].min()).any() if params.top_p < 1 else False
+    tied = params.top_p < 1 and (row[probs == 0] == row[probs > 0].min()).any()
     if tied or (params.top_k and np.count_nonzero(probs) > params.top_k):
         return None
     ids = listing.ids[np.argsort(-probs[listing.ids], kind="stable")]
